@@ -1,0 +1,1 @@
+"""Many runs, in stages: the only package that knows both `rl` and `cost`."""
