@@ -1,0 +1,156 @@
+"""The composed configuration as typed, frozen dataclasses: what every part of `sweeps` is given.
+
+The specs of one trial (model, task, algorithm, rollout, evaluation, trainer) are those of `rl/spec.py`, as they are.
+This module holds no behaviour beyond arithmetic, imports nothing heavy, and never reads a file: `sweeps/config.py`
+builds these from `conf/`, and `conf/` explains every key to the person who types it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rl.spec import AlgorithmSpec, EvaluationSpec, ModelSpec, RolloutSpec, TaskSpec, TrainerSpec
+
+LrScaling = Literal["hold", "sqrt", "linear", "clip_frac"]
+"""How the learning rate follows the batch: see `conf/search/grid.yaml`."""
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One rung of the ladder: its length, what it needs, and what comes after it."""
+
+    name: Literal["smoke", "single", "multi"]
+    steps: int
+    """Rollout batches per trial."""
+    min_cards: int
+    """Fewest cards of a machine on which this stage means anything."""
+    next_stage: str
+    """The stage whose command is printed when the gate opens; empty: this is the last."""
+
+
+@dataclass(frozen=True)
+class PlacementConfig:
+    """Which cards sample and which train."""
+
+    kind: Literal["colocate"]
+    """colocate: every card of a trial samples and trains in turn."""
+
+
+@dataclass(frozen=True)
+class MachineConfig:
+    """The machine that is rented or owned: facts for planning, and the key of its price."""
+
+    name: str
+    cards: int
+    card_name: str
+    device: Literal["cpu", "cuda"]
+    memory_gib_per_card: float
+    """GiB; for a CPU, the host memory that a trial may use."""
+    memory_gb_per_s: float
+    """Bandwidth of one card's memory, GB/s."""
+    interconnect: Literal["none", "pcie", "nvlink", "nvswitch"]
+    interconnect_gb_per_s: float
+    """Between two cards, both directions together, GB/s; 0 where there is one card."""
+    provider: str
+    sku: str
+    """Key of the price in `conf/pricing/`."""
+    region: str
+    """Empty: the price does not depend on it."""
+    purchase: Literal["on_demand", "spot", "owned"]
+    watts: float
+    """Own hardware: mean draw of the whole machine under load, W, for `sku: electricity`; 0 on rented machines."""
+    cluster: str
+    """local: a Ray of our own on this host. auto: the running Ray that RAY_ADDRESS names. Else its host:port."""
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """The grid: every combination is a trial, and combinations that resolve to the same trial are merged."""
+
+    prompts_per_step: tuple[int, ...]
+    group_size: tuple[int, ...]
+    lr_scaling: tuple[LrScaling, ...]
+    seeds: tuple[int, ...]
+    trials: int | None
+    """How many trials there shall be: the grid is repeated over further seeds until then. None: the grid once."""
+    cards_per_trial: int
+    """0: every card of the machine."""
+    max_concurrent: int
+    """Trials that run at once; 0: as many as the cards allow."""
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """What may be spent."""
+
+    sweep_limit: str | None
+    """An amount with its currency, e.g. `12.10 USD`; None: no limit."""
+    allow_unpriced: bool
+    """Run where no price is known, and print UNPRICED; otherwise a missing price is an error."""
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """When a stage's result is good enough to go on."""
+
+    ratio_tolerance: float
+    """Largest |ratio_mean - 1| on the first update of a trial, where sampling and training agree by construction."""
+    force: str
+    """Why a closed gate is to be taken for open; empty: it is not."""
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """Where the ledger and the journal are kept."""
+
+    database_url: str | None
+    """An SQLAlchemy URL; None: SQLite at `ledger.db` under `paths.root`."""
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Where people look at the curves."""
+
+    uri: str | None
+    """An MLflow tracking URI; None: SQLite at `mlflow.db` under `paths.root`."""
+    experiment: str
+
+
+@dataclass(frozen=True)
+class PathsConfig:
+    """Folders; a leading `~` is already expanded, the rest is relative to where the command was typed."""
+
+    root: str
+    """Everything that a sweep writes."""
+    cache: str
+    """Converted and warmed models, kept between sweeps."""
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """One run of one stage, complete and checked."""
+
+    stage: StageConfig
+    model: ModelSpec
+    task: TaskSpec
+    algorithm: AlgorithmSpec
+    rollout: RolloutSpec
+    evaluation: EvaluationSpec
+    trainer: TrainerSpec
+    placement: PlacementConfig
+    machine: MachineConfig
+    search: SearchConfig
+    budget: BudgetConfig
+    gate: GateConfig
+    storage: StorageConfig
+    tracking: TrackingConfig
+    paths: PathsConfig
+    dry_run: bool
+    """Print the plan and its cost; run and write nothing."""
+    resume: str
+    """auto: go on with an unfinished sweep of the same plan. never: a new sweep. Else the name of a sweep."""
+
+    @property
+    def cards_per_trial(self) -> int:
+        return self.search.cards_per_trial or self.machine.cards
