@@ -1,0 +1,126 @@
+"""Time for the books: a driver's instants are its anchor plus a monotonic delta, whatever the wall clock does.
+
+Everything is integer nanoseconds, dates are UTC. Steps of the wall clock are recorded, never believed. Nothing here
+formats a date or knows a time zone.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+NS_PER_SECOND = 10**9
+STEP_THRESHOLD_NS = NS_PER_SECOND // 2
+"""A wall clock that differs from the anchor by this much more than before has been stepped; less is slewing."""
+
+
+class Clock(Protocol):
+    """What a driver reads. `utc_ns` may jump either way, `monotonic_ns` never goes back within one boot."""
+
+    def utc_ns(self) -> int: ...
+
+    def monotonic_ns(self) -> int: ...
+
+    def boot_id(self) -> str: ...
+
+
+@functools.cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+class SystemClock:
+    """This machine's clocks. The monotonic one counts suspended time where the system has such a clock: a rented
+    machine that sleeps is billed all the same."""
+
+    _monotonic_id = getattr(time, "CLOCK_BOOTTIME", None)
+
+    def utc_ns(self) -> int:
+        return time.time_ns()
+
+    def monotonic_ns(self) -> int:
+        if self._monotonic_id is None:
+            return time.monotonic_ns()
+        return time.clock_gettime_ns(self._monotonic_id)
+
+    def boot_id(self) -> str:
+        return _boot_id()
+
+
+@dataclass
+class FakeClock:
+    """A clock that stands still until it is told to move."""
+
+    utc: int = 1_767_225_600 * NS_PER_SECOND
+    """2026-01-01T00:00:00Z."""
+    monotonic: int = 1_000 * NS_PER_SECOND
+    boot: str = "fake-boot"
+
+    def utc_ns(self) -> int:
+        return self.utc
+
+    def monotonic_ns(self) -> int:
+        return self.monotonic
+
+    def boot_id(self) -> str:
+        return self.boot
+
+    def advance(self, ns: int) -> None:
+        """Let time pass: both clocks move by `ns` (zero or more)."""
+        if ns < 0:
+            raise ValueError("time does not run backwards; step_wall moves the wall clock alone")
+        self.utc += ns
+        self.monotonic += ns
+
+    def advance_seconds(self, seconds: float) -> None:
+        self.advance(round(seconds * NS_PER_SECOND))
+
+    def step_wall(self, ns: int) -> None:
+        """Set the wall clock forward or back by `ns` while no time passes."""
+        self.utc += ns
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One moment seen on both clocks of one boot."""
+
+    utc_ns: int
+    monotonic_ns: int
+    boot_id: str
+
+
+@dataclass(frozen=True)
+class ClockStep:
+    """The wall clock was seen to have been stepped by `step_ns` at `at_ns` (the anchored time)."""
+
+    at_ns: int
+    step_ns: int
+
+
+@dataclass
+class DriverClock:
+    """The time of one driver process: anchor + monotonic delta."""
+
+    clock: Clock
+    anchor: Anchor = field(init=False)
+    steps: list[ClockStep] = field(init=False, default_factory=list)
+    _offset_ns: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.anchor = Anchor(self.clock.utc_ns(), self.clock.monotonic_ns(), self.clock.boot_id())
+
+    def now_ns(self) -> int:
+        """UTC nanoseconds by the anchor. A step of the wall clock since the last call is appended to `steps`."""
+        now = self.anchor.utc_ns + self.clock.monotonic_ns() - self.anchor.monotonic_ns
+        offset = self.clock.utc_ns() - now
+        moved = offset - self._offset_ns
+        if abs(moved) >= STEP_THRESHOLD_NS:
+            self.steps.append(ClockStep(now, moved))
+            self._offset_ns = offset
+        return now

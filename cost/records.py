@@ -1,0 +1,155 @@
+"""What goes into the ledger and comes out of it, as frozen dataclasses. No behaviour beyond checks of single fields.
+
+Times are integer nanoseconds UTC (`*_ns`); cards may be a fraction of one, with at most six decimal places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Literal
+
+PHASES = ("startup", "rollout", "reward", "logprob", "train", "sync", "evaluation", "checkpoint", "recovery", "other")
+"""Kinds of time that a trial reports. `other` is also what it did not report."""
+
+OUTCOMES = ("COMPLETED", "PRUNED", "FAILED", "PREEMPTED", "BUDGET_STOPPED", "CANCELLED", "LOST")
+"""How an attempt's use of cards can end. LOST: its driver died, and it was closed at its last heartbeat."""
+
+DIED = frozenset({"FAILED", "PREEMPTED", "LOST"})
+"""Outcomes after which the work since the last checkpoint has to be done again."""
+
+
+class LedgerError(Exception):
+    """Something the ledger refuses. The message says what is wrong, where, and what would be right."""
+
+
+class IntegrityError(LedgerError):
+    """The same fact was written before with another content, or the fact contradicts what is in the ledger."""
+
+
+class UnpricedError(LedgerError):
+    """There is no price; the message names the SKU and the command that adds one."""
+
+
+class StoreError(LedgerError):
+    """The database cannot be used: locked, read-only, corrupt, full, or written by a newer version."""
+
+
+class NoLedgerError(StoreError):
+    """There is no ledger at this place yet."""
+
+
+@dataclass(frozen=True)
+class UsageKey:
+    """One attempt of one trial on one lease."""
+
+    lease_id: str
+    trial_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A machine held from a moment on, as it is when it is opened."""
+
+    lease_id: str
+    instance_id: str
+    """The machine's own identity (cloud instance id, host name): at most one lease of it is open."""
+    machine: str
+    """Name of the machine's configuration, e.g. `h100x8`."""
+    sku: str
+    provider: str
+    cards: int
+    currency: str
+    price_hash: str | None
+    """Hash of the price row quoted at opening. None only when unpriced leases were allowed by hand."""
+    account: str = ""
+    resource_id: str = ""
+    region: str = ""
+    purchase: str = "on_demand"
+    watts: Decimal | None = None
+    """Electric power under load; own hardware only."""
+    owner: str = ""
+    project: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    opened_by: Literal["sweep", "hand"] = "sweep"
+    from_ns: int | None = None
+    """None: the moment of opening."""
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """A lease as the ledger knows it now."""
+
+    lease: Lease
+    from_ns: int
+    to_ns: int | None
+    """None: still open."""
+    how: str | None
+    """How it ended."""
+    last_heartbeat_ns: int
+    """The last moment at which a driver said that the machine is held; `from_ns` where none did."""
+    sweeps: tuple[str, ...]
+    """Attached now."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A sweep's hold on a lease from one moment to another."""
+
+    lease_id: str
+    sweep_id: str
+    from_ns: int
+    to_ns: int | None
+    how: str | None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Cards of a lease held by one attempt, with what is known of it now."""
+
+    key: UsageKey
+    sweep_id: str
+    cards: Decimal
+    from_ns: int
+    to_ns: int | None
+    """None: still open."""
+    outcome: str | None
+    end_estimated: bool
+    last_heartbeat_ns: int
+    labels: Mapping[str, str]
+    """Latest value of each label."""
+    wall: bool
+    """True where start and end were stamped by two drivers, so that the duration is a difference of UTC."""
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    """One entry of a journal."""
+
+    sequence: int
+    """1, 2, 3 ... within its stream."""
+    stream: str
+    kind: str
+    at_ns: int
+    driver: str
+    body: Mapping[str, Any]
+    key: str
+
+
+@dataclass(frozen=True)
+class Correction:
+    """An entry that changes what a closed interval cost, up or down."""
+
+    correction_id: str
+    lease_id: str
+    category: str
+    pico: int
+    currency: str
+    at_ns: int
+    """The moment within the lease that it belongs to: it decides the day and month it is reported under."""
+    reason: str
+    sweep_id: str = ""
+    trial_id: str = ""
+    attempt: int = 0
