@@ -1,0 +1,35 @@
+"""Estimates from differences of log-probabilities: KL divergences and importance weights. Never sees a loss or a rank."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rl.spec import AlgorithmSpec
+
+
+def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
+    """Schulman's estimates of KL(p || q) from samples of p, elementwise; `log_ratio` is log p - log q.
+
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1 (http://joschu.net/blog/kl-approx.html).
+    """
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    return torch.exp(-log_ratio) + log_ratio - 1.0
+
+
+def sampler_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, spec: AlgorithmSpec) -> Tensor:
+    """Truncated importance weights min(pi_old / pi_sample, cap), without gradient; 1 where there is no correction.
+
+    `token`: [sequences, tokens]. `sequence`: [sequences, 1], the product over the tokens of `mask`.
+    """
+    log_weight = torch.where(mask, old_logprobs - sampler_logprobs, 0.0).detach()
+    if spec.sampler_correction == "none":
+        return torch.ones_like(log_weight)
+    if spec.sampler_correction == "sequence":
+        log_weight = log_weight.sum(dim=-1, keepdim=True)
+    return log_weight.exp().clamp(max=spec.sampler_correction_cap)
