@@ -1,4 +1,4 @@
-"""Estimates from differences of log-probabilities: KL divergences and importance weights. Never sees a loss or a rank."""
+"""Estimates from differences of log-probabilities: KL and importance weights. Never sees a loss or a rank."""
 
 from __future__ import annotations
 
