@@ -1,0 +1,300 @@
+"""Where questions come from: reasoning-gym, a file or a hub data set, a user's own function.
+
+Only reads and checks rows; knows nothing of splits, templates and scoring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.spec import ConfigurationError, TaskSpec
+
+SUFFIXES = (".parquet", ".jsonl")
+GENERATED_ROWS = 4096
+"""Rows drawn from a generator when training takes all: some twenty times the 200 one-digit sums there are."""
+MOST_ROWS_PER_QUESTION = 64
+"""A generator that yields fewer distinct questions than this many rows each is taken to have run out."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question as its source has it, and where that is."""
+
+    messages: tuple[Mapping[str, str], ...]
+    answer: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`test` is None where the source has no split of its own."""
+
+    train: list[Row]
+    test: list[Row] | None = None
+    user_scorer: str | None = None
+
+
+def read_rows(spec: TaskSpec) -> Rows:
+    """All rows of the source that `spec` names.
+
+    Raises:
+        ConfigurationError: the source is missing, or a row has no question or answer.
+    """
+    if spec.kind == "reasoning_gym":
+        return Rows(_reasoning_gym(spec))
+    return _file(spec) if spec.kind == "file" else _module(spec)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# reasoning-gym
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _reasoning_gym(spec: TaskSpec) -> list[Row]:
+    """Draw until there are as many distinct questions as asked for, or the generator has run out of them."""
+    with warnings.catch_warnings():
+        # Dependencies of reasoning_gym compile with SyntaxWarnings, which tell our user nothing.
+        warnings.simplefilter("ignore")
+        import reasoning_gym  # takes seconds
+    params = dict(spec.params)
+    if "seed" in params:
+        raise ConfigurationError("task.params.seed: the questions are seeded by task.data_seed")
+    fixed = params.pop("size", None)
+    wanted = spec.train_questions + spec.eval_questions
+    size = fixed or max(GENERATED_ROWS, 2 * wanted)
+    # Row i of such a data set is seeded by seed + i: neighbouring data seeds would share nearly all their rows.
+    seed = int.from_bytes(hashlib.sha256(f"questions {spec.data_seed}".encode()).digest()[:4], "big")
+    while True:
+        try:
+            dataset = reasoning_gym.create_dataset(spec.name, size=size, seed=seed, **params)
+        except Exception as error:  # each data set checks its parameters in a way of its own
+            raise ConfigurationError(
+                f"task.name={spec.name!r} with task.params={dict(spec.params)}: reasoning_gym says: {error}"
+            ) from error
+        rows = [_generated(spec, i, entry) for i, entry in enumerate(dataset)]
+        distinct = len({row.messages[0]["content"] for row in rows})
+        if fixed or not spec.train_questions or distinct >= wanted or size >= MOST_ROWS_PER_QUESTION * wanted:
+            return rows
+        size *= 4
+
+
+def _generated(spec: TaskSpec, index: int, entry: Mapping[str, Any]) -> Row:
+    where = f"reasoning_gym {spec.name}, entry {index}"
+    if not isinstance(entry["answer"], str):
+        raise ConfigurationError(f"{where} has no single right answer: it needs a scorer of its own (task.kind=module)")
+    return Row(({"role": "user", "content": entry["question"]},), entry["answer"], where)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files and hub data sets
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _file(spec: TaskSpec) -> Rows:
+    if not spec.path:
+        raise ConfigurationError(
+            f"task {spec.name!r}: task.path is missing: a {' or '.join(SUFFIXES)} file, or a folder"
+        )
+    path = Path(spec.path)
+    if not path.exists() and path.suffix not in SUFFIXES and re.fullmatch(r"[\w.-]+/[\w.-]+", spec.path):
+        return _hub(spec)
+    if spec.params:
+        raise ConfigurationError(f"task.params={dict(spec.params)} has no meaning for the file {path}: leave it out")
+    if path.is_dir():
+        parts = {s: path / f"{s}{e}" for s in ("train", "test") for e in SUFFIXES if (path / f"{s}{e}").exists()}
+        if set(parts) != {"train", "test"}:
+            raise ConfigurationError(f"task.path={path} is a folder without train and test ({' or '.join(SUFFIXES)})")
+        return Rows(_parse_all(spec, _records(parts["train"])), _parse_all(spec, _records(parts["test"])))
+    if not path.exists():
+        raise ConfigurationError(f"task.path={path}: there is no such file (seen from {Path.cwd()})")
+    return Rows(_parse_all(spec, _records(path)))
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file, each with where it is."""
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            table = pyarrow.parquet.read_table(path)
+        except pyarrow.ArrowException as error:
+            raise ConfigurationError(f"{path} is not a readable parquet file: {error}") from error
+        for number, record in enumerate(table.to_pylist(), start=1):
+            yield f"{path}, row {number}", record
+    elif path.suffix == ".jsonl":
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"{path}, line {number}"
+                if not line.strip():
+                    continue
+                try:
+                    yield where, json.loads(line)
+                except ValueError as error:  # of JSON and of UTF-8
+                    raise ConfigurationError(f"{where} is not JSON: {error}") from error
+    else:
+        raise ConfigurationError(f"task.path={path}: a task file ends in {' or '.join(SUFFIXES)}")
+
+
+def _hub(spec: TaskSpec) -> Rows:
+    if importlib.util.find_spec("datasets") is None:
+        raise ConfigurationError(
+            f"task.path={spec.path}: there is no such file; to read it as a hub id, install the package `datasets`"
+        )
+    import datasets
+
+    try:
+        splits = datasets.load_dataset(str(spec.path), **spec.params)
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise ConfigurationError(
+            f"task.path={spec.path}: there is no such file, and as a hub id it cannot be loaded: {error}"
+        ) from error
+    return hub_rows(spec, {"train": splits} if isinstance(splits, datasets.Dataset) else splits)
+
+
+def hub_rows(spec: TaskSpec, splits: Mapping[Any, Iterable[Any]]) -> Rows:
+    """The splits of a hub data set; apart from the download, so that it can be tested without a hub."""
+    if "train" not in splits:
+        raise ConfigurationError(f"task.path={spec.path} has no split `train`; it has: {', '.join(map(str, splits))}")
+    read = {
+        name: _parse_all(spec, ((f"{spec.path}, {name} row {i}", r) for i, r in enumerate(splits[name], start=1)))
+        for name in ("train", "test")
+        if name in splits
+    }
+    return Rows(read["train"], read.get("test"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A user's own function
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def resolve(name: str, what: str) -> Any:
+    """The object at `package.module:function`.
+
+    Raises:
+        ConfigurationError: not of that form, the module cannot be imported, or it has no such name.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigurationError(f"{what}={name!r} should be of the form package.module:function")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # importing runs the user's code
+        raise ConfigurationError(f"{what}={name!r}: cannot import {module_name}: {_text(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"{what}={name!r}: {module_name} has no {attribute}")
+        found = getattr(found, part)
+    return found
+
+
+def _module(spec: TaskSpec) -> Rows:
+    function = resolve(spec.name, "task.name")
+    scorer = None
+    try:
+        made = function(**spec.params)
+        if isinstance(made, tuple) and len(made) == 2 and callable(made[1]):
+            made, scorer = made
+        records = list(made)
+    except Exception as error:  # runs the user's code
+        raise ConfigurationError(f"{spec.name} with {dict(spec.params)} failed: {_text(error)}") from error
+    rows = _parse_all(spec, ((f"{spec.name}, item {i}", r) for i, r in enumerate(records)))
+    return Rows(rows, user_scorer=_scorer_name(spec, scorer) if scorer else None)
+
+
+def _scorer_name(spec: TaskSpec, scorer: Any) -> str:
+    """Scoring workers import the scorer by its name, so it must have one."""
+    name = f"{getattr(scorer, '__module__', '?')}:{getattr(scorer, '__qualname__', '?')}"
+    if "<" in name or "?" in name or name.startswith("__main__:") or resolve(name, "scorer") is not scorer:
+        raise ConfigurationError(
+            f"{spec.name}: its scorer {name} cannot be imported by name; define it with `def` at the top of a module"
+        )
+    return name
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows of any of them
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _parse_all(spec: TaskSpec, records: Iterable[tuple[str, Any]]) -> list[Row]:
+    return [_parse(spec, where, record) for where, record in records]
+
+
+def _parse(spec: TaskSpec, where: str, record: Any) -> Row:
+    if not isinstance(record, Mapping):
+        raise ConfigurationError(f"{where} should be a mapping with {spec.question_field!r} and {spec.answer_field!r}")
+    if _find(record, spec.question_field) is None and "prompt" in record and "reward_model" in record:
+        return _parse_verl(where, record)
+    question = _field(record, spec.question_field, where)
+    answer = _field(record, spec.answer_field, where)
+    if isinstance(question, list):
+        return Row(_chat(question, where), _answer(answer, where), where)
+    if not isinstance(question, str) or not question.strip():
+        raise ConfigurationError(f"{where}: {spec.question_field}={question!r} should be a text that is not empty")
+    return Row(({"role": "user", "content": question},), _answer(answer, where), where)
+
+
+def _parse_verl(where: str, record: Mapping[str, Any]) -> Row:
+    """verl's schema: `prompt` holds chat messages, `reward_model.ground_truth` the answer."""
+    return Row(
+        _chat(record["prompt"], where), _answer(_field(record, "reward_model.ground_truth", where), where), where
+    )
+
+
+def _field(record: Mapping[str, Any], path: str, where: str) -> Any:
+    value = _find(record, path)
+    if value is None:
+        raise ConfigurationError(f"{where} has no value at {path!r}; it has: {', '.join(map(str, record))}")
+    return value
+
+
+def _find(record: Mapping[str, Any], path: str) -> Any:
+    """The value at `path`, None if there is none. Dots lead into nested mappings, unless the record has that very key."""
+    if path in record:
+        return record[path]
+    value: Any = record
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def _chat(messages: Any, where: str) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(messages, list) or not messages:
+        raise ConfigurationError(f"{where}: the prompt should be a list of chat messages")
+    for message in messages:
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise ConfigurationError(f"{where}: the chat message {message!r} should have a `role` and a `content`")
+    if messages[-1]["role"] != "user":
+        raise ConfigurationError(
+            f"{where}: the last chat message is the {messages[-1]['role']}'s; it should be the user's"
+        )
+    return tuple({"role": m["role"], "content": m["content"]} for m in messages)
+
+
+def _answer(answer: Any, where: str) -> str:
+    """GSM8K writes its solutions out and puts the answer after `####`."""
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    if not isinstance(answer, str):
+        raise ConfigurationError(f"{where}: the answer {answer!r} should be a text or a number")
+    answer = answer.rsplit("####", 1)[-1].strip()
+    if not answer:
+        raise ConfigurationError(f"{where}: the answer is empty")
+    return answer
