@@ -1,0 +1,84 @@
+"""Who runs the trials. An executor takes attempts from a `Host`, runs them, and brings it every word they say.
+
+It decides nothing: which attempt is next, what a trainer is told and what an end means is the host's (the driver's)
+business. Two members, one conformance suite: Ray Tune for real work, in-process on a fake clock for simulated trials.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rl.spec import Command, ConfigurationError, Event, OutOfMemoryError, PreemptedError, TrialSpec
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt, ready to be run on `spec.cards` cards that are free."""
+
+    spec: TrialSpec
+    checkpoint: Path | None
+
+    @property
+    def trial_id(self) -> str:
+        return self.spec.trial_id
+
+    @property
+    def number(self) -> int:
+        return self.spec.attempt
+
+    def __str__(self) -> str:
+        return f"{self.trial_id}/{self.number}"
+
+
+class Host(Protocol):
+    """What an executor is given: the driver, seen from below."""
+
+    def next_attempt(self) -> Attempt | None:
+        """The attempt to start now, its cards booked; None: nothing for now."""
+        ...
+
+    def done(self) -> bool:
+        """Nothing runs and nothing will be started any more."""
+        ...
+
+    def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+        """Take in what a trainer said; the answer goes back to it before its next step."""
+        ...
+
+    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+        """The attempt's trainer is over: `outcome` is a key of `sweeps.journal.OUTCOMES`."""
+        ...
+
+    def on_released(self, attempt: Attempt, released: bool) -> None:
+        """Its processes are gone and its cards are back (or are not, after a wait): comes after `on_ended`."""
+        ...
+
+    def on_tick(self) -> None:
+        """Called often, whether anything was said or not: time for heartbeats."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs attempts until the host is done."""
+
+    def run(self, host: Host) -> None: ...
+
+    def close(self) -> None:
+        """End everything that still runs, at once. Safe to call twice, and after an exception out of `run`."""
+        ...
+
+
+def outcome_of(error: BaseException) -> tuple[str, str]:
+    """What an exception out of a trainer means, and a message for a person."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    match error:
+        case PreemptedError():
+            return "preempted", text
+        case ConfigurationError():
+            return "failed", f"cannot run as configured: {error}"
+        case OutOfMemoryError():
+            return "failed", f"{text}; a smaller trainer.micro_batch_tokens gives the same result in less memory"
+        case _:
+            return "failed", text

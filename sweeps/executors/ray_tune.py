@@ -1,0 +1,232 @@
+"""Runs attempts with Ray Tune: one Tune trial is one attempt, in an actor of its own, on a placement group of its own.
+
+Tune schedules and supervises; it never decides. A searcher hands out what the host has to do now, retries are the
+host's (`max_failures=0`), and Tune's own experiment state is thrown away: resume works from the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
+from rl.codec import from_json, message_from_json, to_json
+from rl.spec import Continue, Finished, TrialSpec
+from sweeps.executors import Attempt, Host, outcome_of
+
+CARD = "card"
+"""The custom Ray resource that stands for a card where there are no GPUs."""
+
+RELEASE_DEADLINE_SECONDS = 60.0
+
+_ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_WARN_THRESHOLD_S": "30",
+}
+
+
+class AttemptActor(tune.Trainable):
+    """The process of one attempt: each `train` call lets the trainer say its next word."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._spec = from_json(TrialSpec, config["spec"])
+        self._checkpoint = Path(config["checkpoint"]) if config["checkpoint"] else None
+        self._command = None
+        self._words = None
+
+    def tell(self, command: dict[str, Any]) -> None:
+        """What the trainer shall hear next. Comes from the process that also calls `train`, so it is there in time."""
+        self._command = message_from_json(command)
+
+    def step(self) -> dict[str, Any]:
+        from rl.trainers import create
+
+        if self._words is None:
+            self._words = create(self._spec.trainer.name).run(self._spec, self._checkpoint)
+        command, self._command = self._command, None
+        try:
+            message = self._words.send(command)
+        except StopIteration:
+            return {"error": ("failed", "the trainer ended without a word"), "pid": os.getpid(), "done": True}
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            return {"error": outcome_of(error), "pid": os.getpid(), "done": True}
+        return {"message": to_json(message), "pid": os.getpid(), "done": isinstance(message, Finished)}
+
+    def cleanup(self) -> None:
+        if self._words is not None:
+            self._words.close()
+
+
+@dataclass
+class _Running:
+    attempt: Attempt
+    sequence: int = 0
+    pid: int | None = None
+    outcome: tuple[str, str] | None = None
+    ended_at: float | None = None
+    """Monotonic seconds; None while it runs."""
+
+
+class RayTuneExecutor:
+    """Ray Tune on this host's own Ray, or on the cluster that `address` names."""
+
+    def __init__(self, *, cards: int, device: str, logs: Path, address: str | None = None) -> None:
+        self._resource = "GPU" if device == "cuda" else CARD
+        self._logs = logs
+        self._running: dict[str, _Running] = {}
+        os.environ.update({k: v for k, v in _ENVIRONMENT.items() if k not in os.environ})
+        self._owns_ray = not ray.is_initialized()
+        if self._owns_ray:
+            local: dict[str, Any] = {"include_dashboard": False}
+            if device == "cuda":
+                local["num_gpus"] = cards
+            else:
+                local["resources"] = {CARD: cards}
+            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
+            ray.init(address=address, **quiet, **({} if address else local))
+
+    def run(self, host: Host) -> None:
+        self._host = host
+        self._cards_at_rest = ray.cluster_resources().get(self._resource, 0)
+        config = tune.TuneConfig(search_alg=_FromHost(self), num_samples=-1, reuse_actors=False)
+        run_config = tune.RunConfig(
+            name="attempts",
+            storage_path=str(self._logs.absolute()),
+            callbacks=[_ToHost(self)],
+            failure_config=tune.FailureConfig(max_failures=0),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+            log_to_file=True,
+            verbose=0,
+        )
+        actor = tune.with_resources(AttemptActor, self._bundles)
+        tune.Tuner(actor, tune_config=config, run_config=run_config).fit()
+
+    def close(self) -> None:
+        if self._owns_ray and ray.is_initialized():
+            ray.shutdown()
+        pids = [r.pid for r in self._running.values() if r.pid is not None]
+        _wait_until_gone(pids, RELEASE_DEADLINE_SECONDS)
+        self._running.clear()
+
+    # What Tune's searcher and callback, below, bring
+
+    def _bundles(self, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory([{"CPU": 1, self._resource: config["spec"]["cards"]}])
+
+    def suggest(self, tune_id: str) -> dict[str, Any] | str | None:
+        attempt = self._host.next_attempt()
+        if attempt is None:
+            return Searcher.FINISHED if self._host.done() else None
+        self._running[tune_id] = _Running(attempt)
+        checkpoint = str(attempt.checkpoint) if attempt.checkpoint else None
+        return {"spec": to_json(attempt.spec), "checkpoint": checkpoint}
+
+    def result(self, trial: Any, result: dict[str, Any]) -> None:
+        running = self._running[trial.trial_id]
+        running.pid = result["pid"]
+        if error := result.get("error"):
+            running.outcome = (error[0], error[1])
+            return
+        message = message_from_json(result["message"])
+        command = self._host.on_message(running.attempt, running.sequence, message)
+        running.sequence += 1
+        if isinstance(message, Finished):
+            running.outcome = ("completed" if message.completed else message.reason, "")
+        elif not isinstance(command, Continue):
+            trial.temporary_state.ray_actor.tell.remote(to_json(command))
+
+    def ended(self, trial: Any, *, died: bool) -> None:
+        running = self._running[trial.trial_id]
+        if running.ended_at is not None:
+            return
+        running.ended_at = time.monotonic()
+        outcome, message = running.outcome or ("failed", "its process ended without a word")
+        if died and running.outcome is None:
+            error = trial.get_error()
+            first_line = str(error).strip().splitlines()[0] if error and str(error).strip() else "no reason was given"
+            message = f"its process died: {first_line}; the output of the process is under {self._logs}"
+        self._host.on_ended(running.attempt, outcome, message)
+
+    def tick(self) -> None:
+        self._host.on_tick()
+        ended = {k: r for k, r in self._running.items() if r.ended_at is not None}
+        if not ended:
+            return
+        held = sum(r.attempt.spec.cards for r in self._running.values() if r.ended_at is None)
+        cards_back = ray.available_resources().get(self._resource, 0) >= self._cards_at_rest - held
+        for key, running in ended.items():
+            gone = running.pid is None or not psutil.pid_exists(running.pid)
+            overdue = time.monotonic() - (running.ended_at or 0) > RELEASE_DEADLINE_SECONDS
+            if (gone and cards_back) or overdue:
+                del self._running[key]
+                self._host.on_released(running.attempt, gone and cards_back)
+
+
+class _FromHost(Searcher):
+    """Tune asks here for the next attempt."""
+
+    def __init__(self, executor: RayTuneExecutor) -> None:
+        super().__init__(metric=None, mode=None)
+        self._executor = executor
+
+    def suggest(self, trial_id: str) -> Any:
+        return self._executor.suggest(trial_id)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        pass
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the journal is what a resume reads."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        raise NotImplementedError("a sweep is resumed from its journal, not from Ray Tune's state")
+
+
+class _ToHost(tune.Callback):
+    """Tune tells here what happened."""
+
+    def __init__(self, executor: RayTuneExecutor) -> None:
+        self._executor = executor
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._executor.tick()
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._executor.result(trial, result)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._executor.ended(trial, died=False)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._executor.ended(trial, died=True)
+
+
+def _wait_until_gone(pids: list[int], seconds: float) -> None:
+    """Wait for processes to end; those that do not are killed."""
+    processes = []
+    for pid in pids:
+        try:
+            processes.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=min(seconds, 5.0))
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=seconds)

@@ -1,0 +1,251 @@
+"""The story of a sweep: every decision and every word of a trainer, appended once; state is its replay.
+
+The events lie in the `event` table of the ledger's database, one stream per sweep, in the order in which the driver
+wrote them. Nothing here is ever updated or deleted, and no state is stored that the replay does not give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rl.codec import from_json, message_from_json, to_json
+from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Started, StepReport
+from sweeps.plan import Plan, PlannedTrial
+
+if TYPE_CHECKING:
+    from cost.ledger import Ledger, StoredEvent
+
+_PREFIX = "sweep:"
+
+
+class TrialState(StrEnum):
+    """Where a trial stands. Pruned is not completed, preempted is not failed."""
+
+    PLANNED = "PLANNED"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    PRUNED = "PRUNED"
+    FAILED = "FAILED"
+    PREEMPTED = "PREEMPTED"
+    BUDGET_STOPPED = "BUDGET_STOPPED"
+    CANCELLED = "CANCELLED"
+
+
+UNFINISHED = frozenset({TrialState.PLANNED, TrialState.RUNNING, TrialState.PREEMPTED, TrialState.BUDGET_STOPPED})
+"""A resume goes on with these."""
+
+OUTCOMES: Mapping[str, TrialState] = {
+    "completed": TrialState.COMPLETED,
+    "failed": TrialState.FAILED,
+    "preempted": TrialState.PREEMPTED,
+    "interrupted": TrialState.PREEMPTED,
+    "lost": TrialState.PREEMPTED,
+    "pruned": TrialState.PRUNED,
+    "budget": TrialState.BUDGET_STOPPED,
+    "cancelled": TrialState.CANCELLED,
+}
+"""How an attempt ended, and what that makes of its trial. `lost`: its driver died, the attempt's own end is unknown."""
+
+
+@dataclass
+class AttemptRecord:
+    """One try at a trial."""
+
+    attempt: int
+    lease_id: str
+    started_ns: int
+    from_step: int
+    outcome: str | None = None
+    message: str = ""
+    ended_ns: int | None = None
+
+
+@dataclass
+class TrialRecord:
+    """What the journal knows of one trial. Each step counts once: one done again replaces the earlier report."""
+
+    planned: PlannedTrial
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    steps: dict[int, StepReport] = field(default_factory=dict)
+    evaluations: dict[int, EvalReport] = field(default_factory=dict)
+    checkpoint: CheckpointWritten | None = None
+    started: Started | None = None
+    finished: Finished | None = None
+    messages: int = 0
+    """Trainer messages of the current attempt so far: the next one's sequence number."""
+
+    @property
+    def trial_id(self) -> str:
+        return self.planned.trial_id
+
+    @property
+    def state(self) -> TrialState:
+        if not self.attempts:
+            return TrialState.PLANNED
+        outcome = self.attempts[-1].outcome
+        return TrialState.RUNNING if outcome is None else OUTCOMES[outcome]
+
+    @property
+    def last_step(self) -> StepReport | None:
+        return self.steps[max(self.steps)] if self.steps else None
+
+    @property
+    def last_evaluation(self) -> EvalReport | None:
+        return self.evaluations[max(self.evaluations)] if self.evaluations else None
+
+
+@dataclass
+class SweepRecord:
+    """What the journal knows of one sweep."""
+
+    sweep_id: str
+    stage: str = ""
+    machine: str = ""
+    plan_digest: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    planned_ns: int = 0
+    trials: dict[str, TrialRecord] = field(default_factory=dict)
+    gate: Mapping[str, Any] | None = None
+    lease_ids: list[str] = field(default_factory=list)
+    ended: str | None = None
+    """How the last driver left it: `done`, `interrupted`, `failed`, `budget`; None while one is at work, or died."""
+    ended_ns: int | None = None
+    unreleased: list[str] = field(default_factory=list)
+    """Attempts whose processes or cards were still held after they ended, `trial/attempt`."""
+
+    @property
+    def simulated(self) -> bool:
+        return self.config.get("trainer", {}).get("name") == "simulated"
+
+    @property
+    def unfinished(self) -> list[TrialRecord]:
+        return [t for t in self.trials.values() if t.state in UNFINISHED]
+
+    def apply(self, event: StoredEvent) -> None:
+        """Take in one event.
+
+        Raises:
+            ValueError: an event of a kind this version does not know; a newer version wrote it.
+        """
+        handler = getattr(self, f"_on_{event.kind}", None)
+        if handler is None:
+            raise ValueError(
+                f"the journal of {self.sweep_id} has an event of kind {event.kind!r} that this version does not know: "
+                "it was written by a newer one; update this installation"
+            )
+        handler(event.body, event.at_ns)
+
+    def _on_sweep_planned(self, body: Mapping[str, Any], at_ns: int) -> None:
+        self.stage, self.machine, self.config = body["stage"], body["machine"], body["config"]
+        self.plan_digest, self.planned_ns = body["plan_digest"], at_ns
+        for row in body["trials"]:
+            planned = from_json(PlannedTrial, row)
+            self.trials[planned.trial_id] = TrialRecord(planned)
+
+    def _on_driver_started(self, body: Mapping[str, Any], at_ns: int) -> None:
+        self.ended = self.ended_ns = None
+        if body["lease_id"] not in self.lease_ids:
+            self.lease_ids.append(body["lease_id"])
+
+    def _on_attempt_started(self, body: Mapping[str, Any], at_ns: int) -> None:
+        trial = self.trials[body["trial_id"]]
+        trial.messages = 0
+        trial.attempts.append(AttemptRecord(body["attempt"], body["lease_id"], at_ns, body["from_step"]))
+
+    def _on_message(self, body: Mapping[str, Any], at_ns: int) -> None:
+        trial = self.trials[body["trial_id"]]
+        trial.messages = body["sequence"] + 1
+        message: Event = message_from_json(body["message"])
+        if isinstance(message, StepReport):
+            trial.steps[message.step] = message
+        elif isinstance(message, EvalReport):
+            trial.evaluations[message.step] = message
+        elif isinstance(message, CheckpointWritten):
+            trial.checkpoint = message
+        elif isinstance(message, Started):
+            trial.started = message
+        elif isinstance(message, Finished):
+            trial.finished = message
+
+    def _on_command(self, body: Mapping[str, Any], at_ns: int) -> None:
+        pass
+
+    def _on_attempt_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
+        attempt = self.trials[body["trial_id"]].attempts[-1]
+        attempt.outcome, attempt.message, attempt.ended_ns = body["outcome"], body["message"], at_ns
+
+    def _on_released(self, body: Mapping[str, Any], at_ns: int) -> None:
+        if not body["released"]:
+            self.unreleased.append(f"{body['trial_id']}/{body['attempt']}")
+
+    def _on_gate(self, body: Mapping[str, Any], at_ns: int) -> None:
+        self.gate = body
+
+    def _on_warning(self, body: Mapping[str, Any], at_ns: int) -> None:
+        pass
+
+    def _on_driver_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
+        self.ended, self.ended_ns = body["how"], at_ns
+
+
+class Journal:
+    """One sweep's stream: appends to it, and keeps the record of what it says.
+
+    Each event has a key of its own, so that writing the same fact twice changes nothing.
+    """
+
+    def __init__(self, ledger: Ledger, sweep_id: str) -> None:
+        self._ledger = ledger
+        self._stream = _PREFIX + sweep_id
+        self._cursor = 0
+        self.record = SweepRecord(sweep_id)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        for event in self._ledger.events(self._stream, after=self._cursor):
+            self.record.apply(event)
+            self._cursor = event.sequence
+
+    def append(self, kind: str, body: Mapping[str, Any], key: str) -> None:
+        self._ledger.append_event(self._stream, kind, body, key)
+        self.catch_up()
+
+    def planned(self, *, stage: str, machine: str, plan: Plan, config: Mapping[str, Any]) -> None:
+        """The whole plan, as one event, before the first trial."""
+        body = {
+            "stage": stage,
+            "machine": machine,
+            "plan_digest": plan.digest,
+            "points": plan.points,
+            "trials": [to_json(t) for t in plan.trials],
+            "config": config,
+        }
+        self.append("sweep_planned", body, "plan")
+
+    def message(self, trial_id: str, attempt: int, sequence: int, message: Event) -> None:
+        body = {"trial_id": trial_id, "attempt": attempt, "sequence": sequence, "message": to_json(message)}
+        self.append("message", body, f"message:{trial_id}:{attempt}:{sequence}")
+
+
+def sweep_ids(ledger: Ledger) -> list[str]:
+    """Every sweep in the ledger, oldest first."""
+    return [s.removeprefix(_PREFIX) for s in ledger.streams() if s.startswith(_PREFIX)]
+
+
+def sweep_events(ledger: Ledger, sweep_id: str, after: int = 0) -> Iterator[StoredEvent]:
+    return ledger.events(_PREFIX + sweep_id, after=after)
+
+
+def replay(sweep_id: str, events: Iterable[StoredEvent]) -> SweepRecord:
+    """The state of a sweep from its events alone."""
+    record = SweepRecord(sweep_id)
+    for event in events:
+        record.apply(event)
+    return record
+
+
+def load(ledger: Ledger, sweep_id: str) -> SweepRecord:
+    return replay(sweep_id, sweep_events(ledger, sweep_id))
