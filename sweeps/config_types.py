@@ -12,6 +12,11 @@ from typing import Literal
 
 from rl.spec import AlgorithmSpec, EvaluationSpec, ModelSpec, RolloutSpec, TaskSpec, TrainerSpec
 
+
+class ConfigError(Exception):
+    """The configuration cannot run. The message says what is wrong, where, and what would be right; exit code 2."""
+
+
 LrScaling = Literal["hold", "sqrt", "linear", "clip_frac"]
 """How the learning rate follows the batch: see `conf/search/grid.yaml`."""
 
@@ -57,11 +62,11 @@ class MachineConfig:
     """Key of the price in `conf/pricing/`."""
     region: str
     """Empty: the price does not depend on it."""
-    purchase: Literal["on_demand", "spot", "owned"]
+    purchase: Literal["own", "on_demand", "spot", "reserved", "capacity_block", "savings_plan"]
     watts: float
     """Own hardware: mean draw of the whole machine under load, W, for `sku: electricity`; 0 on rented machines."""
     cluster: str
-    """local: a Ray of our own on this host. auto: the running Ray that RAY_ADDRESS names. Else its host:port."""
+    """auto: the Ray that RAY_ADDRESS names, else our own on this host. local: our own. Else a running Ray's host:port."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class SearchConfig:
     trials: int | None
     """How many trials there shall be: the grid is repeated over further seeds until then. None: the grid once."""
     cards_per_trial: int
-    """0: every card of the machine."""
+    """Never 0 here: `conf/` writes 0 for every card of the machine, and that is resolved."""
     max_concurrent: int
     """Trials that run at once; 0: as many as the cards allow."""
 
@@ -150,7 +155,3 @@ class SweepConfig:
     """Print the plan and its cost; run and write nothing."""
     resume: str
     """auto: go on with an unfinished sweep of the same plan. never: a new sweep. Else the name of a sweep."""
-
-    @property
-    def cards_per_trial(self) -> int:
-        return self.search.cards_per_trial or self.machine.cards
