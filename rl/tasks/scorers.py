@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from decimal import Decimal
 from typing import Any
@@ -29,6 +30,7 @@ def math_verify(completion: str, answer: str) -> float:
     """
     import math_verify as library
 
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that its limits are off
     off: Any = None  # which the library accepts and its annotations do not
     gold = library.parse(f"\\boxed{{{answer}}}", parsing_timeout=off)
     found = library.parse(completion, parsing_timeout=off)

@@ -264,7 +264,7 @@ def _field(record: Mapping[str, Any], path: str, where: str) -> Any:
 
 
 def _find(record: Mapping[str, Any], path: str) -> Any:
-    """The value at `path`, None if there is none. Dots lead into nested mappings, unless the record has that very key."""
+    """The value at `path`, None if there is none. Dots lead into nested mappings."""
     if path in record:
         return record[path]
     value: Any = record
