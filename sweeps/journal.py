@@ -205,13 +205,14 @@ class Journal:
         self.catch_up()
 
     def catch_up(self) -> None:
+        """Take into `record` what was appended since the last call."""
         for event in self._ledger.events(self._stream, after=self._cursor):
             self.record.apply(event)
             self._cursor = event.sequence
 
     def append(self, kind: str, body: Mapping[str, Any], key: str) -> None:
+        """Write one event; `record` knows of it after the next `catch_up`, outside of any transaction."""
         self._ledger.append_event(self._stream, kind, body, key)
-        self.catch_up()
 
     def planned(self, *, stage: str, machine: str, plan: Plan, config: Mapping[str, Any]) -> None:
         """The whole plan, as one event, before the first trial."""

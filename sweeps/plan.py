@@ -110,7 +110,7 @@ def trial_spec(cfg: SweepConfig, trial: PlannedTrial, *, attempt: int, sweep_dir
         steps=cfg.stage.steps,
         prompts_per_step=trial.prompts_per_step,
         group_size=trial.group_size,
-        cards=cfg.cards_per_trial,
+        cards=cfg.search.cards_per_trial,
         model=cfg.model,
         task=cfg.task,
         algorithm=replace(cfg.algorithm, lr=trial.lr),

@@ -19,8 +19,9 @@ from sweeps.journal import OUTCOMES, TrialState, sweep_events
 from sweeps.metrics import eval_accuracy, step_metrics
 
 if TYPE_CHECKING:
-    from cost.ledger import Ledger, StoredEvent
     from mlflow import MlflowClient
+
+    from cost.ledger import Ledger, StoredEvent
 
 CURSOR_TAG = "journal.sequence"
 MAX_METRICS_PER_BATCH = 900

@@ -1,0 +1,195 @@
+"""`python -m sweeps`: what is running, what happened, and what MLflow has still to hear. Reads, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cost.ledger import Ledger
+    from sweeps.journal import SweepRecord, TrialRecord
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Look at sweeps: their state, their story, their curves in MLflow.",
+    epilog="Examples:  python -m sweeps status  |  python -m sweeps show last  |  python -m sweeps status --json",
+)
+
+Root = Annotated[Path, typer.Option("--root", help="The folder that sweeps write to (paths.root).")]
+Db = Annotated[str | None, typer.Option("--db", help="The ledger's database, where it is not ROOT/ledger.db.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+
+
+@app.command()
+def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> None:
+    """Every sweep, newest last: its trials by state, and its gate."""
+    from sweeps.journal import load, sweep_ids
+
+    with _open(root, db) as ledger:
+        rows = [_status_row(load(ledger, sweep_id)) for sweep_id in sweep_ids(ledger)]
+    if as_json:
+        print(json.dumps({"sweeps": rows}, indent=2))
+        return
+    from rich.table import Table
+
+    from sweeps.report.terminal import make_console
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("sweep", "stage", "machine", "trials", "state", "gate"):
+        table.add_column(name)
+    for row in rows:
+        trials = ", ".join(f"{n} {state.lower()}" for state, n in row["trials"].items())
+        table.add_row(row["sweep"], row["stage"], row["machine"], trials, row["state"], row["gate"] or "-")
+    make_console().print(table)
+
+
+@app.command()
+def show(
+    sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
+    root: Root = Path("runs"),
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """The story of one sweep in time order."""
+    from sweeps.journal import sweep_events
+
+    with _open(root, db) as ledger:
+        sweep_id = _chosen(ledger, sweep)
+        events = list(sweep_events(ledger, sweep_id))
+    rows = [{"at": _utc(e.at_ns), "kind": e.kind, "text": _told(e.kind, e.body)} for e in events]
+    if as_json:
+        print(json.dumps({"sweep": sweep_id, "events": rows}, indent=2))
+        return
+    from sweeps.report.terminal import make_console
+
+    console = make_console()
+    console.print(f"{sweep_id}")
+    for row in rows:
+        console.print(f"{row['at'][:19]}  {row['text']}", overflow="ellipsis", no_wrap=True, markup=False)
+
+
+@app.command()
+def track(
+    sweep: Annotated[str, typer.Argument(help="A sweep's name, `last`, or `all`.")] = "all",
+    root: Root = Path("runs"),
+    db: Db = None,
+    uri: Annotated[str | None, typer.Option("--uri", help="MLflow's tracking URI; default: that of the sweep.")] = None,
+) -> None:
+    """Deliver to MLflow what it has not heard yet, from the journal. Delivering twice changes nothing."""
+    from sweeps.journal import load, sweep_ids
+    from sweeps.tracking import Delivery, default_uri
+
+    with _open(root, db) as ledger:
+        for sweep_id in sweep_ids(ledger) if sweep == "all" else [_chosen(ledger, sweep)]:
+            tracking = load(ledger, sweep_id).config["tracking"]
+            where = uri or tracking["uri"] or default_uri(root)
+            try:
+                Delivery(where, tracking["experiment"], root / "mlartifacts", sweep_id).deliver(ledger)
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                typer.echo(f"MLflow at {where} does not answer: {reason[:200]}", err=True)
+                raise typer.Exit(1) from error
+            typer.echo(f"{sweep_id}: MLflow at {where} has everything")
+
+
+def _open(root: Path, db: str | None) -> Ledger:
+    from cost.ledger import Ledger
+    from cost.records import StoreError
+
+    try:
+        return Ledger.open(db or root / "ledger.db", create=False, read_only=True)
+    except StoreError as error:
+        typer.echo(f"{error}\nStart one with: python sweep.py +stage=smoke", err=True)
+        raise typer.Exit(2) from error
+
+
+def _chosen(ledger: Ledger, sweep: str) -> str:
+    from sweeps.journal import sweep_ids
+
+    known = sweep_ids(ledger)
+    if sweep == "last" and known:
+        return known[-1]
+    if sweep not in known:
+        typer.echo(f"There is no sweep {sweep!r}; there are: {', '.join(known) or 'none'}", err=True)
+        raise typer.Exit(2)
+    return sweep
+
+
+def _status_row(record: SweepRecord) -> dict[str, Any]:
+    from sweeps.journal import TrialState
+
+    states = [t.state for t in record.trials.values()]
+    return {
+        "sweep": record.sweep_id,
+        "stage": record.stage,
+        "machine": record.machine,
+        "planned_at": _utc(record.planned_ns),
+        "simulated": record.simulated,
+        "trials": {str(s): n for s in TrialState if (n := states.count(s))},
+        "state": record.ended or "running or lost",
+        "gate": None if record.gate is None else "open" if record.gate["open"] else "closed",
+        "details": [_trial_row(t) for t in record.trials.values()],
+    }
+
+
+def _trial_row(trial: TrialRecord) -> dict[str, Any]:
+    from sweeps.metrics import eval_accuracy
+
+    evaluation = trial.last_evaluation
+    return {
+        "trial": trial.trial_id,
+        "state": str(trial.state),
+        "attempts": len(trial.attempts),
+        "step": max(trial.steps, default=0),
+        "prompts_per_step": trial.planned.prompts_per_step,
+        "group_size": trial.planned.group_size,
+        "lr": trial.planned.lr,
+        "lr_scaling": list(trial.planned.names),
+        "seed": trial.planned.seed,
+        "acc": eval_accuracy(evaluation) if evaluation else None,
+        "checkpoint": trial.checkpoint.path if trial.checkpoint else None,
+    }
+
+
+def _told(kind: str, body: Any) -> str:
+    who = f"{body['trial_id']}/{body['attempt']}" if "trial_id" in body else ""
+    match kind:
+        case "sweep_planned":
+            return f"planned: {len(body['trials'])} trials of stage {body['stage']} on {body['machine']}"
+        case "driver_started":
+            return f"driver started (process {body['pid']}), lease {body['lease_id']}"
+        case "attempt_started":
+            return f"{who} started" + (f" from step {body['from_step']}" if body["from_step"] else "")
+        case "message":
+            message = body["message"]
+            step = f" step {message['step']}" if "step" in message else ""
+            return f"{who} {message['kind']}{step}" + (" (done again)" if message.get("replay") else "")
+        case "command":
+            return f"{who} told: {json.dumps(body['command'])}"
+        case "attempt_ended":
+            return f"{who} {body['outcome']}" + (f": {body['message']}" if body["message"] else "")
+        case "released":
+            return f"{who} cards are back" if body["released"] else f"{who} CARDS OR PROCESSES STILL HELD"
+        case "gate":
+            return f"{body['gate']} gate {'open' if body['open'] else 'closed'}"
+        case "warning":
+            return f"warning: {body['text']}"
+        case "driver_ended":
+            return f"driver ended: {body['how']}"
+        case _:
+            return kind
+
+
+def _utc(at_ns: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at_ns // 10**9, UTC).isoformat().replace("+00:00", "Z")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,238 @@
+"""From a checked configuration to a finished sweep and an exit code: the order in which things are opened and closed.
+
+Everything that can be wrong is found before a lease is opened. Whatever happens after that, the books are closed, the
+processes are ended, and a person is told what to do next.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cost.report import Report, sweep_report, trial_costs, write_csv
+from rich.console import Console
+from rich.text import Text
+
+from cost.clock import FakeClock, SystemClock
+from cost.ledger import Ledger
+from cost.money import Money
+from cost.records import StoreError
+from sweeps.config import ConfigError
+from sweeps.config_types import SweepConfig
+from sweeps.estimate import StepTime, measured
+from sweeps.executors import Executor
+from sweeps.gates import Verdict, metric_gate
+from sweeps.host import SweepHost
+from sweeps.journal import Journal, SweepRecord, TrialState
+from sweeps.machine import Pricing, find_price, hold_machine, money_text, spending_limit
+from sweeps.opening import check_can_run, database, earlier_sweeps, only_driver, open_sweep
+from sweeps.plan import make_plan
+from sweeps.report import terminal
+from sweeps.report.summary import print_end, print_plan
+from sweeps.tracking import Tracker, default_uri
+
+EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+TRACKING_DRAIN_SECONDS = 60.0
+
+
+def run(cfg: SweepConfig) -> int:
+    """Run one stage; the exit code of `sweep.py`.
+
+    Raises:
+        ConfigError: found before anything was started, written or billed.
+    """
+    console = terminal.make_console()
+    plan = make_plan(cfg)
+    pricing = find_price(cfg)
+    root = Path(cfg.paths.root)
+    records = earlier_sweeps(cfg, root)
+    time = measured(records, cfg)
+    print_plan(console, cfg, plan, pricing, time)
+    if cfg.dry_run:
+        console.print("dry_run=true: nothing was run and nothing was written.")
+        return EXIT_OK
+    check_can_run(cfg, root, console)
+    limit = spending_limit(cfg, pricing)
+    clock = FakeClock(utc=SystemClock().utc_ns()) if cfg.trainer.name == "simulated" else SystemClock()
+    try:
+        with Ledger.open(database(cfg, root), clock) as ledger:
+            ledger.close_dead()
+            journal = open_sweep(cfg, plan, ledger, root)
+            sweep_id = journal.record.sweep_id
+            if journal.record.gate and not journal.record.unfinished:
+                console.print(f"{sweep_id} is finished; resume=never starts another one.")
+                return _exit_code(journal.record, None)
+            with only_driver(root / sweep_id):
+                return _run_sweep(cfg, console, ledger, journal, root / sweep_id, pricing, limit, time, clock)
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _run_sweep(
+    cfg: SweepConfig,
+    console: Console,
+    ledger: Ledger,
+    journal: Journal,
+    sweep_dir: Path,
+    pricing: Pricing,
+    limit: Money | None,
+    time: StepTime | None,
+    clock: SystemClock | FakeClock,
+) -> int:
+    record = journal.record
+    resumed = [t for t in record.trials.values() if t.attempts]
+    _close_lost_attempts(journal)
+    console.print(
+        f"Sweep {record.sweep_id}"
+        + (f": going on, {len(record.unfinished)} of {len(record.trials)} trials left" if resumed else "")
+    )
+    lease_id = hold_machine(cfg, ledger, record.sweep_id, pricing)
+    journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
+    journal.catch_up()
+    tracker = _tracker(cfg, console, record.sweep_id)
+    tracker.start()
+    how, executor, host = "failed", None, None
+    try:
+        costs = _costs(ledger, pricing, record.sweep_id)
+        with terminal.LiveView(console, record, cfg.stage.steps, costs, time) as view:
+            host = SweepHost(
+                cfg,
+                ledger=ledger,
+                journal=journal,
+                lease_id=lease_id,
+                sweep_dir=sweep_dir,
+                view=view,
+                spent_pico=lambda: _report(ledger, pricing, record.sweep_id).total_pico,
+                limit_pico=limit.pico if limit else None,
+            )
+            try:
+                with _termination_as_interrupt():
+                    executor = make_executor(cfg, sweep_dir, clock)
+                    executor.run(host)
+                how = "budget" if host.stopped else "done"
+            except KeyboardInterrupt:
+                how = "interrupted"
+                host.stop("interrupted")
+        if how == "interrupted":
+            console.print("Stopping: ending the trials' processes and closing the books ...")
+    finally:
+        with _uninterrupted():
+            if executor is not None:
+                executor.close()
+            if host is not None:
+                host.abandon("interrupted" if how == "interrupted" else "lost", "ended by the sweep")
+            verdict = None
+            if how == "done":
+                verdict = metric_gate(record, cfg.stage.steps, cfg.gate)
+                journal.append("gate", _gate_body(verdict), f"gate:{ledger.now_ns()}")
+            ledger.detach(lease_id, record.sweep_id, how)
+            journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
+            journal.catch_up()
+            report = _report(ledger, pricing, record.sweep_id)
+            write_csv(report, sweep_dir / "cost.csv")
+            drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
+            shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
+    print_end(console, cfg, record, report, verdict, how, sweep_dir, drained)
+    return EXIT_INTERRUPTED if how == "interrupted" else _exit_code(record, verdict)
+
+
+def make_executor(cfg: SweepConfig, sweep_dir: Path, clock: SystemClock | FakeClock) -> Executor:
+    """Ray Tune for real work; in this process, on the fake clock, for simulated trials."""
+    if isinstance(clock, FakeClock):
+        from rl.trainers import create
+        from sweeps.executors.in_process import InProcessExecutor
+
+        return InProcessExecutor(create("simulated"), clock)
+    from sweeps.executors.ray_tune import RayTuneExecutor
+
+    address = None if cfg.machine.cluster == "local" else cfg.machine.cluster
+    return RayTuneExecutor(cards=cfg.machine.cards, device=cfg.machine.device, logs=sweep_dir / "ray", address=address)
+
+
+def _close_lost_attempts(journal: Journal) -> None:
+    """Attempts whose driver died are over; their usages were closed at the last heartbeat."""
+    for trial in journal.record.trials.values():
+        if trial.state is TrialState.RUNNING:
+            attempt = trial.attempts[-1]
+            body: dict[str, Any] = {"trial_id": trial.trial_id, "attempt": attempt.attempt, "outcome": "lost"}
+            body["message"] = "its driver ended without closing it"
+            journal.append("attempt_ended", body, f"attempt_ended:{trial.trial_id}/{attempt.attempt}")
+    journal.catch_up()
+
+
+def _tracker(cfg: SweepConfig, console: Console, sweep_id: str) -> Tracker:
+    root = Path(cfg.paths.root)
+    return Tracker(
+        uri=cfg.tracking.uri or default_uri(root),
+        experiment=cfg.tracking.experiment,
+        artifacts=root / "mlartifacts",
+        open_ledger=lambda: Ledger.open(database(cfg, root), create=False, read_only=True),
+        sweep_id=sweep_id,
+        warn=lambda text: console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True),
+    )
+
+
+def _report(ledger: Ledger, pricing: Pricing, sweep_id: str) -> Report:
+    return sweep_report(ledger, pricing.book, sweep_id, ledger.now_ns())
+
+
+def _costs(ledger: Ledger, pricing: Pricing, sweep_id: str) -> Callable[[], Mapping[str, str]]:
+    def costs() -> Mapping[str, str]:
+        return {k: money_text(v) for k, v in trial_costs(ledger, pricing.book, sweep_id, ledger.now_ns()).items()}
+
+    return costs
+
+
+def _gate_body(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "gate": verdict.gate,
+        "open": verdict.open,
+        "healthy": verdict.healthy,
+        "simulated": verdict.simulated,
+        "forced": verdict.forced,
+        "checks": [{"name": c.name, "ok": c.ok, "reason": c.reason} for c in verdict.checks],
+    }
+
+
+def _failed(record: SweepRecord) -> bool:
+    return any(t.state is TrialState.FAILED for t in record.trials.values())
+
+
+def _exit_code(record: SweepRecord, verdict: Verdict | None) -> int:
+    if any(t.state is TrialState.BUDGET_STOPPED for t in record.trials.values()) or record.ended == "budget":
+        return EXIT_BUDGET
+    gate_open = verdict.open if verdict else bool(record.gate and record.gate["open"])
+    if gate_open:
+        return EXIT_OK
+    return EXIT_FAILED if _failed(record) or record.ended == "failed" else EXIT_GATE
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a sweep as Ctrl-C does: books closed, resumable."""
+
+    def raise_interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, raise_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not leave half-closed books; closing takes seconds."""
+    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

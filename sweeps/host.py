@@ -1,0 +1,235 @@
+"""The decisions of a running sweep: which attempt is next, what a trainer is told, what an end means for its trial.
+
+Sits between an executor, which runs attempts and knows nothing, and the books: the journal (what happened) and the
+ledger (who held which cards). Everything that is decided here is written down in one transaction with what it costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Protocol
+
+from cost.ledger import Ledger
+from cost.records import UsageKey
+from rl.codec import to_json
+from rl.spec import Command, Continue, EvalReport, Event, SetLr, StepReport, Stop
+from rl.tasks.evaluation import avg_at_k
+from sweeps.config_types import SweepConfig
+from sweeps.executors import Attempt
+from sweeps.journal import OUTCOMES, Journal, TrialRecord, TrialState
+from sweeps.lr_rule import WINDOW_STEPS, advise
+from sweeps.plan import trial_spec
+
+HEARTBEAT_SECONDS = 10
+
+
+class View(Protocol):
+    """What shows a sweep to a person while it runs."""
+
+    def changed(self, trial: TrialRecord, message: Event | None) -> None:
+        """Something was said by, or happened to, this trial."""
+        ...
+
+    def tick(self) -> None:
+        """Time has passed."""
+        ...
+
+
+@dataclass
+class _Held:
+    attempt: Attempt
+    key: UsageKey
+    running: bool = True
+
+
+class SweepHost:
+    """One sweep's driver, as its executor sees it (`sweeps.executors.Host`)."""
+
+    def __init__(
+        self,
+        cfg: SweepConfig,
+        *,
+        ledger: Ledger,
+        journal: Journal,
+        lease_id: str,
+        sweep_dir: Path,
+        view: View,
+        spent_pico: Callable[[], int] | None = None,
+        limit_pico: int | None = None,
+    ) -> None:
+        self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
+        self._lease_id, self._sweep_dir = lease_id, sweep_dir
+        self._spent_pico, self._limit_pico = spent_pico, limit_pico
+        self._queue = deque(t.trial_id for t in journal.record.unfinished)
+        self._held: dict[str, _Held] = {}
+        self._last_heartbeat_ns = ledger.now_ns()
+        self._stop: Stop | None = None
+        self._lr_raised: set[str] = set()
+        self._lr_moved_at: dict[str, int] = {}
+        self._command_numbers = itertools.count()
+
+    # What the executor asks and tells
+
+    def next_attempt(self) -> Attempt | None:
+        free = self._cfg.machine.cards - sum(h.attempt.spec.cards for h in self._held.values())
+        limit = self._cfg.search.max_concurrent or self._cfg.machine.cards
+        if self._stop or not self._queue or free < self._cfg.search.cards_per_trial or len(self._held) >= limit:
+            return None
+        trial = self._journal.record.trials[self._queue.popleft()]
+        number = len(trial.attempts) + 1
+        spec = trial_spec(self._cfg, trial.planned, attempt=number, sweep_dir=self._sweep_dir)
+        checkpoint = Path(trial.checkpoint.path) if trial.checkpoint else None
+        if checkpoint is not None and not checkpoint.is_dir():
+            self.warn(f"the checkpoint of {trial.trial_id} at {checkpoint} is gone: the trial starts afresh")
+            checkpoint = None
+        attempt = Attempt(spec, checkpoint)
+        key = UsageKey(self._lease_id, trial.trial_id, number)
+        body = {
+            "trial_id": trial.trial_id,
+            "attempt": number,
+            "lease_id": self._lease_id,
+            "from_step": trial.checkpoint.step if trial.checkpoint and checkpoint else 0,
+        }
+        with self._ledger.transaction():
+            self._journal.append("attempt_started", body, f"attempt_started:{attempt}")
+            self._ledger.start_usage(key, self._journal.record.sweep_id, Decimal(spec.cards), self._labels(trial))
+        self._journal.catch_up()
+        self._held[str(attempt)] = _Held(attempt, key)
+        self._view.changed(trial, None)
+        return attempt
+
+    def done(self) -> bool:
+        return not self._held and (bool(self._stop) or not self._queue)
+
+    def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+        trial = self._journal.record.trials[attempt.trial_id]
+        if isinstance(message, StepReport) and message.step in trial.steps:
+            message = replace(message, replay=True)
+        key = self._held[str(attempt)].key
+        with self._ledger.transaction():
+            self._ledger.add_phases(key, sequence, message.phase_card_ns)
+            self._journal.message(attempt.trial_id, attempt.number, sequence, message)
+            if isinstance(message, EvalReport) and message.step > 0:
+                self._ledger.set_labels(key, _accuracy_labels(message))
+        self._journal.catch_up()
+        self._view.changed(trial, message)
+        command = self._decide(trial, message)
+        if not isinstance(command, Continue):
+            body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "command": to_json(command)}
+            self._journal.append("command", body, f"command:{attempt}:{next(self._command_numbers)}:{sequence}")
+        return command
+
+    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+        held = self._held[str(attempt)]
+        trial = self._journal.record.trials[attempt.trial_id]
+        outcome, _, reason = outcome.partition(":")
+        state = OUTCOMES[outcome]
+        body = {
+            "trial_id": attempt.trial_id,
+            "attempt": attempt.number,
+            "outcome": outcome,
+            "message": message or reason.strip(),
+        }
+        with self._ledger.transaction():
+            self._journal.append("attempt_ended", body, f"attempt_ended:{attempt}")
+            steps = str(max(trial.steps, default=0))
+            self._ledger.set_labels(held.key, {"state": str(state), "steps": steps})
+        self._journal.catch_up()
+        held.running = False
+        if state is TrialState.PREEMPTED and not self._stop:
+            self._queue.append(attempt.trial_id)
+        self._view.changed(trial, None)
+
+    def on_released(self, attempt: Attempt, released: bool) -> None:
+        held = self._held.pop(str(attempt))
+        outcome = str(self._journal.record.trials[attempt.trial_id].state)
+        body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "released": released}
+        with self._ledger.transaction():
+            self._journal.append("released", body, f"released:{attempt}")
+            self._ledger.end_usage(held.key, outcome)
+        self._journal.catch_up()
+        self._view.tick()
+
+    def on_tick(self) -> None:
+        now_ns = self._ledger.now_ns()
+        if now_ns - self._last_heartbeat_ns >= HEARTBEAT_SECONDS * 10**9:
+            self._last_heartbeat_ns = now_ns
+            self._ledger.heartbeat(self._lease_id, [h.key for h in self._held.values()])
+            self._watch_budget()
+        self._view.tick()
+
+    # What the command around it asks
+
+    @property
+    def stopped(self) -> Stop | None:
+        return self._stop
+
+    def stop(self, reason: str) -> None:
+        """Start nothing more; what runs is told at its next word. `reason` begins with a key of `OUTCOMES`."""
+        self._stop = self._stop or Stop(reason)
+
+    def abandon(self, outcome: str, message: str) -> None:
+        """Close the books of everything that still runs: its processes were ended from outside."""
+        for held in list(self._held.values()):
+            if held.running:
+                self.on_ended(held.attempt, outcome, message)
+            self.on_released(held.attempt, True)
+
+    def warn(self, text: str) -> None:
+        body = {"text": text}
+        self._journal.append("warning", body, f"warning:{self._ledger.now_ns()}:{next(self._command_numbers)}")
+
+    # Decisions
+
+    def _decide(self, trial: TrialRecord, message: Event) -> Command:
+        if self._stop:
+            return self._stop
+        if isinstance(message, StepReport) and trial.planned.adaptive_lr and message.step < self._cfg.stage.steps:
+            return self._move_lr(trial, message)
+        return Continue()
+
+    def _move_lr(self, trial: TrialRecord, message: StepReport) -> Command:
+        """The `clip_frac` rule at work: lowered as often as it takes, raised at most once per stage."""
+        if message.step - self._lr_moved_at.get(trial.trial_id, 0) < WINDOW_STEPS:
+            return Continue()
+        steps = [trial.steps[n] for n in sorted(trial.steps) if n <= message.step]
+        advice = advise(steps, self._cfg.algorithm)
+        if advice.factor == 1.0 or (advice.action == "raise" and trial.trial_id in self._lr_raised):
+            return Continue()
+        if advice.action == "raise":
+            self._lr_raised.add(trial.trial_id)
+        self._lr_moved_at[trial.trial_id] = message.step
+        return SetLr(message.lr * advice.factor)
+
+    def _watch_budget(self) -> None:
+        if self._limit_pico is None or self._spent_pico is None or self._stop:
+            return
+        if self._spent_pico() >= self._limit_pico:
+            self.stop(f"budget: budget.sweep_limit={self._cfg.budget.sweep_limit} is spent")
+
+    def _labels(self, trial: TrialRecord) -> dict[str, str]:
+        planned = trial.planned
+        return {
+            "stage": self._cfg.stage.name,
+            "state": str(TrialState.RUNNING),
+            "prompts_per_step": str(planned.prompts_per_step),
+            "group_size": str(planned.group_size),
+            "lr": f"{planned.lr:g}",
+            "lr_scaling": "=".join(planned.names),
+            "seed": str(planned.seed),
+            "trainer": self._cfg.trainer.name,
+        }
+
+
+def _accuracy_labels(report: EvalReport) -> dict[str, str]:
+    estimate = avg_at_k(report.results)
+    return {
+        "acc": f"{estimate.value:.4f}",
+        "acc_ci_low": f"{estimate.low:.4f}",
+        "acc_ci_high": f"{estimate.high:.4f}",
+    }

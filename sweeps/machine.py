@@ -1,0 +1,115 @@
+"""The machine a sweep runs on, as money: its price in force, the lease that is held, the limit that is kept."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from decimal import Decimal
+
+from cost.billing import BillingRule, load_rules
+from cost.clock import SystemClock
+from cost.ledger import Ledger
+from cost.money import Money
+from cost.prices import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
+from cost.records import Lease
+from sweeps.config import CONF_DIR, ConfigError
+from sweeps.config_types import SweepConfig
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What the machine costs; `row` is None where it runs unpriced by permission."""
+
+    book: PriceBook
+    rules: tuple[BillingRule, ...]
+    row: PriceRow | None
+    per_hour: Money | None
+
+    def of(self, seconds: float) -> str:
+        if self.per_hour is None:
+            return "UNPRICED"
+        nanos = round(seconds * 1e9)
+        return money_text(Money(self.per_hour.pico * nanos // (3600 * 10**9), self.per_hour.currency))
+
+
+def money_text(amount: Money) -> str:
+    """To the cent, or to as many places as show that it is not nothing."""
+    for places in (2, 4, 6):
+        if abs(amount.pico) >= 10 ** (12 - places) * 5 or not amount.pico:
+            return f"{amount.amount:.{places}f} {amount.currency}"
+    return f"{amount.amount:.9f} {amount.currency}"
+
+
+def find_price(cfg: SweepConfig) -> Pricing:
+    """The machine's price in force now.
+
+    Raises:
+        ConfigError: there is none, and the configuration does not allow to go on unpriced.
+    """
+    machine = cfg.machine
+    try:
+        book, rules = PriceBook.load(CONF_DIR / "pricing"), load_rules(CONF_DIR / "pricing")
+        row = book.in_force(
+            machine.sku,
+            SystemClock().utc_ns(),
+            purchase=None if machine.purchase == "owned" else machine.purchase,
+            region=machine.region or None,
+        )
+        return Pricing(book, rules, row, hourly(row, machine.cards, Decimal(str(machine.watts))))
+    except MissingPriceError as error:
+        if cfg.budget.allow_unpriced:
+            return Pricing(PriceBook.load(CONF_DIR / "pricing"), load_rules(CONF_DIR / "pricing"), None, None)
+        raise ConfigError(f"machine={machine.name}: {error}; or budget.allow_unpriced=true runs it unpriced") from error
+    except PriceError as error:
+        raise ConfigError(f"machine={machine.name}: {error}") from error
+
+
+def spending_limit(cfg: SweepConfig, pricing: Pricing) -> Money | None:
+    """`budget.sweep_limit` in the machine's currency; None: no limit.
+
+    Raises:
+        ConfigError: another currency, or no price to hold it against.
+    """
+    if cfg.budget.sweep_limit is None:
+        return None
+    limit = Money.parse(cfg.budget.sweep_limit, negative=False)
+    if pricing.per_hour is None:
+        raise ConfigError("budget.sweep_limit cannot be kept on an unpriced machine: add its price, or drop the limit")
+    if limit.currency != pricing.per_hour.currency:
+        raise ConfigError(
+            f"budget.sweep_limit={limit} is not in the currency of machine={cfg.machine.name}, "
+            f"{pricing.per_hour.currency}: give the limit in {pricing.per_hour.currency}"
+        )
+    return limit
+
+
+def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Pricing) -> str:
+    """Attach to the machine's open lease, or open one. A simulated machine is never a real one's instance."""
+    simulated = cfg.trainer.name == "simulated"
+    instance = f"simulated:{sweep_id}" if simulated else f"{socket.gethostname()}:{cfg.machine.name}"
+    with ledger.transaction():
+        state = ledger.open_lease_of(instance)
+        if state is None:
+            machine = cfg.machine
+            lease = Lease(
+                lease_id=f"{sweep_id}-{ledger.now_ns():x}",
+                instance_id=instance,
+                machine=machine.name,
+                sku=machine.sku,
+                provider=pricing.row.provider if pricing.row else machine.provider,
+                cards=machine.cards,
+                currency=pricing.row.currency if pricing.row else "USD",
+                price_hash=pricing.row.hash if pricing.row else None,
+                region=machine.region,
+                purchase=pricing.row.purchase if pricing.row else machine.purchase,
+                watts=Decimal(str(machine.watts)) if machine.watts else None,
+                owner=os.environ.get("USER", ""),
+                tags={"simulated": "true"} if simulated else {},
+            )
+            ledger.open_lease(lease)
+            lease_id = lease.lease_id
+        else:
+            lease_id = state.lease.lease_id
+        ledger.attach(lease_id, sweep_id)
+    return lease_id

@@ -1,0 +1,164 @@
+"""Everything before the first bill: what earlier sweeps know, whether this one can run, its place in the journal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cost.ledger import Ledger
+from cost.records import StoreError
+from rl.spec import ConfigurationError
+from sweeps.config import ConfigError, canonical
+from sweeps.config_types import SweepConfig
+from sweeps.journal import Journal, SweepRecord, load, sweep_ids
+from sweeps.plan import Plan
+
+
+def database(cfg: SweepConfig, root: Path) -> str | Path:
+    return cfg.storage.database_url or root / "ledger.db"
+
+
+def earlier_sweeps(cfg: SweepConfig, root: Path) -> list[SweepRecord]:
+    """What the ledger knows of earlier sweeps, oldest first; nothing where there is no ledger yet."""
+    place = database(cfg, root)
+    if isinstance(place, Path) and not place.exists():
+        return []
+    try:
+        with Ledger.open(place, create=False, read_only=True) as ledger:
+            return [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_can_run(cfg: SweepConfig, root: Path, console: Console) -> None:
+    """Whatever would stop every trial is found here, before anything is billed.
+
+    Raises:
+        ConfigError: what is wrong, where, and what would be right.
+    """
+    if cfg.search.cards_per_trial > 1 and cfg.trainer.name == "native":
+        raise ConfigError(
+            f"stage {cfg.stage.name} gives each trial {cfg.search.cards_per_trial} cards, and trainer=native trains on one: "
+            "it can be planned and priced with dry_run=true, run simulated with trainer=simulated, or run on one card "
+            "with search.cards_per_trial=1"
+        )
+    _check_writable(root)
+    if cfg.trainer.name == "simulated":
+        return
+    if cfg.machine.device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < cfg.machine.cards and cfg.machine.cluster == "local":
+            raise ConfigError(
+                f"machine={cfg.machine.name} has {cfg.machine.cards} x {cfg.machine.card_name}, and this host shows "
+                f"{torch.cuda.device_count()} CUDA devices: run this on that machine, or choose another with machine="
+            )
+    from rl.models import prepare
+    from rl.tasks import load_task
+
+    try:
+        load_task(cfg.task)
+        prepare(cfg.model, cfg.task, Path(cfg.paths.cache), tell=lambda line: console.print(f"  model: {line}"))
+    except ConfigurationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path) -> Journal:
+    """The sweep to go on with, or a new one with its whole plan in the journal.
+
+    Raises:
+        ConfigError: `resume` names a sweep that is not there, or whose plan is another.
+    """
+    known = sweep_ids(ledger)
+    if cfg.resume not in ("auto", "never"):
+        if cfg.resume not in known:
+            raise ConfigError(f"resume={cfg.resume}: there is no such sweep; there are: {', '.join(known) or 'none'}")
+        journal = Journal(ledger, cfg.resume)
+        if journal.record.plan_digest != plan.digest:
+            raise ConfigError(_plan_difference(journal.record, plan))
+        return journal
+    if cfg.resume == "auto":
+        for sweep_id in reversed(known):
+            record = load(ledger, sweep_id)
+            if record.plan_digest == plan.digest and record.unfinished:
+                return Journal(ledger, sweep_id)
+    sweep_id = _new_folder(cfg, plan, root)
+    journal = Journal(ledger, sweep_id)
+    config = canonical(cfg)
+    journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=plan, config=config)
+    journal.catch_up()
+    (root / sweep_id / "config.yaml").write_text(_yaml(config), encoding="utf-8")
+    return journal
+
+
+@contextmanager
+def only_driver(sweep_dir: Path) -> Iterator[None]:
+    """Hold the sweep: two drivers of one sweep would run its trials twice. The lock goes with the process.
+
+    Raises:
+        ConfigError: another process drives it.
+    """
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    with open(sweep_dir / "driver.lock", "a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise ConfigError(
+                f"{sweep_dir.name} is being run by process {lock.read().strip() or 'unknown'}: wait for it, "
+                "or start another sweep of the same plan with resume=never"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _check_writable(root: Path) -> None:
+    existing = root.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    probe = existing / f".write-test-{os.getpid()}"
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"paths.root={root} cannot be written ({error.strerror} at {existing}): "
+            "make it writable, or choose another folder with paths.root=DIR"
+        ) from error
+
+
+def _new_folder(cfg: SweepConfig, plan: Plan, root: Path) -> str:
+    """A name that no sweep had before: stage, plan and a counter; the folder is created exclusively."""
+    root.mkdir(parents=True, exist_ok=True)
+    for counter in range(1, 100_000):
+        sweep_id = f"{cfg.stage.name}-{plan.digest[:6]}-{counter}"
+        try:
+            (root / sweep_id).mkdir()
+            return sweep_id
+        except FileExistsError:
+            continue
+    raise ConfigError(f"{root} holds 100,000 sweeps of this plan; choose another paths.root")
+
+
+def _plan_difference(record: SweepRecord, plan: Plan) -> str:
+    new, old = {t.trial_id for t in plan.trials}, set(record.trials)
+    return (
+        f"resume={record.sweep_id}: its plan is another one: it has {len(old)} trials on {record.machine}, this "
+        f"configuration resolves to {len(new)}, {len(new & old)} of them the same. Type the overrides it was started "
+        "with (they are in its config.yaml), or start a new sweep with resume=never"
+    )
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)

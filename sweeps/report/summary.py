@@ -1,0 +1,86 @@
+"""The two texts around a sweep: its plan and price before, what came of it and what to do next after."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cost.report import Report
+from rich.console import Console
+from rich.text import Text
+
+from cost.money import Money
+from sweeps.config_types import SweepConfig
+from sweeps.estimate import ALLOWANCE, StepTime, sweep_seconds
+from sweeps.gates import Verdict
+from sweeps.journal import SweepRecord
+from sweeps.machine import Pricing, money_text
+from sweeps.plan import Plan
+from sweeps.report import terminal
+
+
+def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime | None) -> None:
+    machine = cfg.machine
+    cards = f"{machine.cards} x {machine.card_name}" if machine.cards > 1 else machine.card_name
+    console.print(
+        Text(f"Stage {cfg.stage.name}: {len(plan.trials)} trials of {cfg.stage.steps} steps", style="bold"),
+    )
+    merged = plan.points - len(plan.trials)
+    if merged:
+        console.print(f"  {merged} of {plan.points} points are the same trial as another and are run once")
+    price = f"{money_text(pricing.per_hour)} an hour" if pricing.per_hour else "UNPRICED"
+    source = f" ({machine.sku}, read {pricing.row.day_read} from {_short(pricing.row.source)})" if pricing.row else ""
+    console.print(Text(f"  machine {machine.name}: {cards}, {price}{source}"), soft_wrap=True)
+    console.print(Text(f"  model {cfg.model.path or cfg.model.kind}, task {cfg.task.name}, {cfg.algorithm.name}"))
+    seconds = {t.trial_id: time.of(t, cfg.stage.steps) for t in plan.trials} if time else None
+    console.print(terminal.plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
+    if time:
+        total = sweep_seconds(plan, cfg, time)
+        bound = total * ALLOWANCE
+        console.print(
+            f"  about {terminal.duration(total)} and {pricing.of(total)}, at most {pricing.of(bound)} ({time.source})"
+        )
+    else:
+        console.print(
+            f"  time not known yet: no {cfg.stage.name} of this model on {machine.name} was measured; "
+            f"each hour costs {pricing.of(3600)}"
+        )
+    for warning in plan.warnings:
+        console.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def print_end(
+    console: Console,
+    cfg: SweepConfig,
+    record: SweepRecord,
+    report: Report,
+    verdict: Verdict | None,
+    how: str,
+    sweep_dir: Path,
+    drained: bool,
+) -> None:
+    root = Path(cfg.paths.root)
+    costs = {r.trial_id: money_text(Money(r.pico, report.currency)) for r in report.trials}
+    hours = {r.trial_id: r.card_hours for r in report.trials}
+    console.print(terminal.results_table(record, costs, hours))
+    overheads = Money(report.total_pico - sum(r.pico for r in report.trials), report.currency)
+    total = Money(report.total_pico, report.currency)
+    console.print(f"Cost: {money_text(total)}, of it {money_text(overheads)} not inside a trial ({sweep_dir}/cost.csv)")
+    if verdict:
+        terminal.print_gate(console, verdict)
+        console.print("Learning rate, by clip_frac of the last steps:")
+        terminal.print_lr_advice(console, list(record.trials.values()), cfg.algorithm)
+    if not drained:
+        console.print(
+            Text("MLflow has not everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
+        )
+    uri = cfg.tracking.uri or f"sqlite:///{os.path.relpath(root / 'mlflow.db')}"
+    console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
+    if how == "interrupted":
+        console.print(f"Resume:   the same command again, or resume={record.sweep_id}")
+    elif verdict and verdict.open and cfg.stage.next_stage:
+        console.print(f"Next:     python sweep.py +stage={cfg.stage.next_stage}")
+
+
+def _short(source: str) -> str:
+    return source if len(source) <= 60 else source[:57] + "..."

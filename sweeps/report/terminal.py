@@ -1,0 +1,285 @@
+"""A sweep in the terminal: its plan, what moves while it runs, and what came of it.
+
+On a terminal a table is redrawn in place; elsewhere (a log, CI) each step is a line. Nothing is wider than 100 columns,
+and colours appear only on a terminal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rl.spec import CheckpointWritten, EvalReport, Event, Started, StepReport
+from rl.tasks.evaluation import avg_at_k
+from sweeps.estimate import StepTime
+from sweeps.gates import Verdict
+from sweeps.journal import SweepRecord, TrialRecord, TrialState
+from sweeps.lr_rule import advise
+from sweeps.metrics import eval_accuracy
+from sweeps.plan import Plan
+
+WIDTH = 100
+REDRAW_SECONDS = 0.5
+COST_SECONDS = 5.0
+NS_PER_SECOND = 1e9
+
+_STYLES = {
+    TrialState.COMPLETED: "green",
+    TrialState.RUNNING: "cyan",
+    TrialState.FAILED: "red",
+    TrialState.PREEMPTED: "yellow",
+    TrialState.BUDGET_STOPPED: "yellow",
+}
+
+
+def make_console() -> Console:
+    console = Console(highlight=False, soft_wrap=False)
+    if console.width > WIDTH or not console.is_terminal:
+        console = Console(highlight=False, soft_wrap=False, width=WIDTH)
+    return console
+
+
+def number(value: float | None, places: int = 3) -> str:
+    return "-" if value is None else f"{value:.{places}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """`45 s`, `3 min 10 s`, `2 h 05 min`."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def plan_table(plan: Plan, updates_per_rollout: int, steps: int, seconds: Mapping[str, float] | None) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name, right in [
+        ("trial", False),
+        ("prompts x G", True),
+        ("completions/update", True),
+        ("lr", True),
+        ("lr_scaling", False),
+        ("seed", True),
+        ("steps", True),
+        ("time", True),
+    ]:
+        table.add_column(name, justify="right" if right else "left")
+    for trial in plan.trials:
+        table.add_row(
+            trial.trial_id,
+            f"{trial.prompts_per_step} x {trial.group_size}",
+            f"{trial.prompts_per_step * trial.group_size / updates_per_rollout:g}",
+            f"{trial.lr:.3g}",
+            " = ".join(trial.names),
+            str(trial.seed),
+            str(steps),
+            duration(seconds[trial.trial_id]) if seconds else "unknown",
+        )
+    return table
+
+
+class LiveView:
+    """Shows a running sweep (`sweeps.host.View`). `costs` gives each trial's cost so far as text."""
+
+    def __init__(
+        self,
+        console: Console,
+        record: SweepRecord,
+        steps: int,
+        costs: Callable[[], Mapping[str, str]],
+        time_before: StepTime | None,
+    ) -> None:
+        self._console, self._record, self._steps = console, record, steps
+        self._costs, self._time_before = costs, time_before
+        self._cost_texts: Mapping[str, str] = {}
+        self._cost_at = self._drawn_at = 0.0
+        self._started_at: dict[str, float] = {}
+        self._doing: dict[str, str] = {}
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> LiveView:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def changed(self, trial: TrialRecord, message: Event | None) -> None:
+        if message is None:
+            self._doing[trial.trial_id] = "starting" if trial.state is TrialState.RUNNING else ""
+        else:
+            self._doing[trial.trial_id] = _doing(message, self._steps)
+        if self._live is None:
+            self._console.print(Text(self._line(trial, message)), soft_wrap=True)
+        self.tick()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if self._live and now - self._drawn_at >= REDRAW_SECONDS:
+            self._drawn_at = now
+            if now - self._cost_at >= COST_SECONDS:
+                self._cost_at, self._cost_texts = now, self._costs()
+            self._live.update(Group(self._table(), Text("Ctrl-C stops; the sweep can be resumed.", style="dim")))
+            self._live.refresh()
+
+    def _line(self, trial: TrialRecord, message: Event | None) -> str:
+        head = f"{trial.trial_id} {trial.planned.label:<14}"
+        if isinstance(message, StepReport):
+            curves = message.curves
+            clip = curves.clip_frac.value if curves.clip_frac else None
+            return (
+                f"{head} step {message.step:>3}/{self._steps}  reward {number(curves.reward.value)}  "
+                f"acc {number(curves.acc.value)}  clip_frac {share(clip)}  {duration(message.wall_ns / NS_PER_SECOND)}"
+            )
+        if isinstance(message, Started):
+            return f"{head} started on {message.device} with {message.engine}, {message.parameters:,} parameters"
+        if isinstance(message, EvalReport):
+            return f"{head} evaluation at step {message.step}: acc {number(eval_accuracy(message))}"
+        if isinstance(message, CheckpointWritten):
+            return f"{head} checkpoint at step {message.step} ({message.size_bytes / 1e6:.0f} MB)"
+        attempt = trial.attempts[-1] if trial.attempts else None
+        text = f"{head} {trial.state}"
+        return f"{text}: {attempt.message}" if attempt and attempt.message else text
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, expand=False)
+        for name, right in [
+            ("trial", False),
+            ("point", False),
+            ("state", False),
+            ("step", True),
+            ("", False),
+            ("reward", True),
+            ("acc", True),
+            ("clip_frac", True),
+            ("cost so far", True),
+            ("time left", True),
+        ]:
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+        trials = list(self._record.trials.values())
+        active = [t for t in trials if t.state is TrialState.RUNNING]
+        others = [t for t in trials if t.state is not TrialState.RUNNING]
+        shown = (active + others)[: max(5, self._console.height - 6)]
+        for trial in sorted(shown, key=trials.index):
+            last = trial.last_step
+            curves = last.curves if last else None
+            done = max(trial.steps, default=0)
+            clip = curves.clip_frac.value if curves and curves.clip_frac else None
+            state = self._doing.get(trial.trial_id) if trial.state is TrialState.RUNNING else ""
+            table.add_row(
+                trial.trial_id[:6],
+                trial.planned.label[:16],
+                Text(state or trial.state.lower(), style=_STYLES.get(trial.state, "")),
+                f"{done}/{self._steps}",
+                ProgressBar(total=self._steps, completed=done, width=12),
+                number(curves.reward.value if curves else None),
+                number(curves.acc.value if curves else None),
+                share(clip),
+                self._cost_texts.get(trial.trial_id, "-"),
+                duration(self._seconds_left(trial)),
+            )
+        if len(shown) < len(trials):
+            table.add_row("...", f"and {len(trials) - len(shown)} more")
+        return table
+
+    def _seconds_left(self, trial: TrialRecord) -> float | None:
+        if trial.state is TrialState.COMPLETED:
+            return 0.0
+        remaining = self._steps - max(trial.steps, default=0)
+        if trial.steps:
+            walls = [s.wall_ns for s in trial.steps.values()]
+            return remaining * sum(walls) / len(walls) / NS_PER_SECOND
+        return self._time_before.of(trial.planned, self._steps) if self._time_before else None
+
+
+def _doing(message: Event, steps: int) -> str:
+    match message:
+        case Started():
+            return "evaluating" if message.step == 0 else "training"
+        case StepReport() if message.step >= steps:
+            return "evaluating"
+        case _:
+            return "training"
+
+
+def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Mapping[str, Decimal]) -> Table:
+    """What came of each trial: the evaluation with its 95 % interval, card-hours and cost."""
+    table = Table(box=None, pad_edge=False)
+    for name, right in [
+        ("trial", False),
+        ("point", False),
+        ("lr", True),
+        ("state", False),
+        ("acc before", True),
+        ("acc after [95 %]", True),
+        ("clip_frac", True),
+        ("card-hours", True),
+        ("cost", True),
+    ]:
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for trial in record.trials.values():
+        before = trial.evaluations.get(0)
+        after = trial.last_evaluation if trial.evaluations and max(trial.evaluations) > 0 else None
+        steps = [trial.steps[n] for n in sorted(trial.steps)][-5:]
+        clips = [c for s in steps if (c := s.curves.clip_frac) is not None]
+        clip = sum(c.total for c in clips) / total if (total := sum(c.count for c in clips)) else None
+        hours = card_hours.get(trial.trial_id)
+        table.add_row(
+            trial.trial_id[:6],
+            trial.planned.label,
+            f"{trial.planned.lr:.2g}",
+            Text(str(trial.state), style=_STYLES.get(trial.state, "")),
+            number(eval_accuracy(before) if before else None, 2),
+            _interval(after),
+            share(clip),
+            "-" if hours is None else f"{hours:.4f}",
+            costs.get(trial.trial_id, "-"),
+        )
+    return table
+
+
+def _interval(report: EvalReport | None) -> str:
+    if report is None:
+        return "-"
+    estimate = avg_at_k(report.results)
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def print_gate(console: Console, verdict: Verdict) -> None:
+    word = "open" if verdict.healthy else f"closed, passed by force: {verdict.forced}" if verdict.open else "closed"
+    style = "green" if verdict.healthy else "yellow" if verdict.open else "red"
+    suffix = " (simulated: it opens simulated stages only)" if verdict.simulated else ""
+    console.print(Text.assemble(("Metric gate: ", "bold"), (word, style), suffix))
+    for check in verdict.checks:
+        mark, style = {True: ("ok  ", "green"), False: ("NO  ", "red"), None: ("--  ", "dim")}[check.ok]
+        console.print(Text.assemble("  ", (mark, style), f"{check.name}: {check.reason}"))
+
+
+def print_lr_advice(console: Console, trials: Sequence[TrialRecord], algorithm: object) -> None:
+    from rl.spec import AlgorithmSpec
+
+    assert isinstance(algorithm, AlgorithmSpec)
+    for trial in trials:
+        steps = [trial.steps[n] for n in sorted(trial.steps)]
+        if steps:
+            advice = advise(steps, algorithm)
+            console.print(Text(f"  {trial.trial_id[:6]} {trial.planned.label}: {advice.action} ({advice.reason})"))
+    if trials:
+        console.print(Text(f"  basis: {advise([], algorithm).basis}", style="dim"))
