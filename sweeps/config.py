@@ -6,22 +6,23 @@ It decides nothing about a sweep and starts nothing; what it refuses, it refuses
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from rl.codec import from_json, to_json
-from sweeps.config_types import SweepConfig
+from sweeps.config_checks import problems
+from sweeps.config_overrides import CONF_DIR, check_overrides, composition_error
+from sweeps.config_types import ConfigError, SweepConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
+__all__ = ["ConfigError", "SweepConfig", "build", "canonical", "check_overrides", "compose", "composition_error"]
 
-
-class ConfigError(Exception):
-    """The configuration cannot run. The message says what is wrong, where, and what would be right; exit code 2."""
+_LISTS = ("prompts_per_step", "group_size", "lr_scaling", "seeds")
 
 
 def compose(overrides: Sequence[str]) -> SweepConfig:
@@ -32,35 +33,72 @@ def compose(overrides: Sequence[str]) -> SweepConfig:
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
+    check_overrides(overrides)
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
-        return build(hydra_compose(config_name="config", overrides=list(overrides)))
+        try:
+            cfg = hydra_compose(config_name="config", overrides=list(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise composition_error(error) from error
+    return build(cfg)
 
 
 def build(cfg: DictConfig) -> SweepConfig:
-    """Check and type a composed configuration.
+    """Type and check a composed configuration.
 
     Raises:
-        ConfigError: a missing or unknown key, a wrong type, or a value that cannot run.
+        ConfigError: a missing or unknown key, a wrong type, or values that cannot run; all problems of values at once.
     """
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    data: Any = OmegaConf.to_container(cfg, resolve=True)
-    data.pop("hydra", None)
-    for axis in ("prompts_per_step", "group_size", "lr_scaling", "seeds"):
-        if not isinstance(data["search"][axis], list):
-            data["search"][axis] = [data["search"][axis]]
     try:
-        config = from_json(SweepConfig, data)
-    except ValueError as e:
-        raise ConfigError(str(e).removeprefix("SweepConfig.")) from e
+        data: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise composition_error(error) from error
+    data.pop("hydra", None)
+    config = _typed(data)
     paths = {f.name: str(Path(getattr(config.paths, f.name)).expanduser()) for f in dataclasses.fields(config.paths)}
-    return dataclasses.replace(config, paths=dataclasses.replace(config.paths, **paths))
+    search = dataclasses.replace(config.search, cards_per_trial=config.search.cards_per_trial or config.machine.cards)
+    config = dataclasses.replace(config, paths=dataclasses.replace(config.paths, **paths), search=search)
+    if found := problems(config):
+        raise ConfigError("\n".join(found))
+    return config
 
 
 def canonical(config: SweepConfig) -> dict[str, Any]:
     """The configuration as plain JSON types, in a fixed order, without any password: for hashing and `config.yaml`."""
     return _without_passwords(to_json(config))
+
+
+def _typed(data: dict[str, Any]) -> SweepConfig:
+    for axis in _LISTS:  # one value is a list of one
+        if not isinstance(data["search"].get(axis), list):
+            data["search"][axis] = [data["search"].get(axis)]
+    limit = data["budget"].get("sweep_limit")
+    if isinstance(limit, int | float):
+        raise ConfigError(
+            f"budget.sweep_limit={limit} has no currency, and as a number it has lost its digits already; "
+            f"write an amount and its currency: 'budget.sweep_limit=12.10 USD'"
+        )
+    try:
+        return from_json(SweepConfig, data)
+    except ValueError as error:
+        text = str(error).replace("SweepConfig has", "the configuration has").removeprefix("SweepConfig.")
+        raise ConfigError(text + _how_to_write(text)) from error
+
+
+def _how_to_write(complaint: str) -> str:
+    """What to type where `rl.codec` complains about a type."""
+    found = re.fullmatch(r"(\S+?)=(.*) should be of type (\w+)", complaint)
+    if not found:
+        return ""
+    key, value, kind = found.groups()
+    if kind == "str":
+        return "; null is not possible here" if value == "None" else f"; quote a text twice: '{key}=\"{value}\"'"
+    return {"bool": "; write true or false", "int": "; write a whole number"}.get(kind, "; write a number")
 
 
 def _without_passwords(value: Any) -> Any:

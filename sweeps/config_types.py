@@ -66,7 +66,7 @@ class MachineConfig:
     watts: float
     """Own hardware: mean draw of the whole machine under load, W, for `sku: electricity`; 0 on rented machines."""
     cluster: str
-    """auto: the Ray that RAY_ADDRESS names, else our own on this host. local: our own. Else a running Ray's host:port."""
+    """auto: the Ray that RAY_ADDRESS names, else our own on this host. local: our own. Else a Ray's host:port."""
 
 
 @dataclass(frozen=True)
