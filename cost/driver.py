@@ -1,0 +1,113 @@
+"""One driver process as a writer of the ledger: its clock, its row, its transactions.
+
+A driver registers itself with its anchor at its first write; steps of its wall clock are written down with the next
+one. Nothing here knows what is written.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+from cost import schema
+from cost.clock import Clock, DriverClock
+from cost.liveness import process_start
+from cost.store import Store
+
+
+class Driver:
+    """A store and a clock. Use it as a context manager, or `close` it. Threads may share one; they take turns."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = DriverClock(clock)
+        self.driver_id = str(uuid.uuid4())
+        self._registered = False
+        self._steps_written = 0
+
+    def close(self) -> None:
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    @property
+    def place(self) -> str:
+        """Where it is: a path, or a URL without its password."""
+        return self._store.place
+
+    def now_ns(self) -> int:
+        """UTC nanoseconds by this driver's anchor."""
+        return self._clock.now_ns()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing. Calls inside join it; an error that passes through any of them abandons all of it."""
+        with self._write():
+            yield
+
+    def read(self) -> AbstractContextManager[Connection]:
+        """A connection for the functions of `facts`."""
+        return self._store.read()
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        with self._store.turn:
+            before = self._registered, self._steps_written
+            try:
+                with self._store.write() as connection:
+                    if not self._registered:
+                        self._register(connection)
+                    self._write_steps(connection)
+                    yield connection
+            except BaseException:
+                # What was written with it is gone, the driver's own row included.
+                self._registered, self._steps_written = before
+                self._forget()
+                raise
+
+    def _forget(self) -> None:
+        """Called when a transaction is undone."""
+
+    def _register(self, connection: Connection) -> None:
+        anchor = self._clock.anchor
+        row = {
+            "driver_id": self.driver_id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "process_start": process_start(os.getpid()) or "",
+            "boot_id": anchor.boot_id,
+            "anchor_utc_ns": anchor.utc_ns,
+            "anchor_monotonic_ns": anchor.monotonic_ns,
+        }
+        connection.execute(schema.driver.insert(), row)
+        self._registered = True
+
+    def _write_steps(self, connection: Connection) -> None:
+        steps = self._clock.steps[self._steps_written :]
+        for step in steps:
+            row = {"driver_id": self.driver_id, "at_ns": step.at_ns, "step_ns": step.step_ns}
+            connection.execute(schema.clock_step.insert(), row)
+        self._steps_written += len(steps)
+
+    def _signature(self) -> dict[str, Any]:
+        return {"driver_id": self.driver_id, "written_ns": self.now_ns()}
+
+    def _insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
+        """Insert the rows whose key is not there yet; returns how many those were."""
+        if self._store.dialect == "sqlite":
+            return connection.execute(sqlite.insert(table).on_conflict_do_nothing(), rows).rowcount
+        key = next(iter(table.primary_key))
+        # A batch's row count is not known to this driver: it returns what it inserted instead.
+        insert = postgresql.insert(table).on_conflict_do_nothing().returning(key)
+        return len(connection.execute(insert, rows).all())
