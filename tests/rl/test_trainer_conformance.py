@@ -1,0 +1,346 @@
+"""What every `Trainer` has to do, whoever wrote it: one suite, run against each of them.
+
+A new trainer is one more entry of `TRAINERS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rl.codec import message_from_json, to_json
+from rl.spec import (
+    PHASES,
+    AlgorithmSpec,
+    Checkpoint,
+    CheckpointWritten,
+    Command,
+    ConfigurationError,
+    EvalReport,
+    EvaluationSpec,
+    Event,
+    Finished,
+    ModelSpec,
+    RolloutSpec,
+    SetLr,
+    Started,
+    StepReport,
+    Stop,
+    TaskSpec,
+    Trainer,
+    TrainerSpec,
+    TrialSpec,
+)
+
+STEPS = 4
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
+
+def _simulated() -> Trainer:
+    from rl.trainers.simulated import SimulatedTrainer
+
+    return SimulatedTrainer()
+
+
+def _native() -> Trainer:
+    return importlib.import_module("rl.trainers").create("native")
+
+
+TRAINERS: dict[str, Callable[[], Trainer]] = {"simulated": _simulated, "native": _native}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """A trainer, and specs that it can run in seconds."""
+
+    name: str
+    create: Callable[[], Trainer]
+    cache_dir: Path
+    uninterrupted: list[Event]
+
+    def spec(self, folder: Path, **changes: object) -> TrialSpec:
+        return dataclasses.replace(_spec(self.name, self.cache_dir, folder), **changes)  # type: ignore[arg-type]
+
+    def run(
+        self, spec: TrialSpec, checkpoint: Path | None = None, answer: Callable[[Event], Command | None] | None = None
+    ) -> Iterator[Event]:
+        return converse(self.create(), spec, checkpoint, answer or (lambda event: None))
+
+
+def _spec(name: str, cache_dir: Path, folder: Path) -> TrialSpec:
+    return TrialSpec(
+        trial_id="t0",
+        attempt=1,
+        seed=3,
+        steps=STEPS,
+        prompts_per_step=4,
+        group_size=4,
+        cards=1,
+        model=ModelSpec("tiny", chat_template=False),
+        task=TaskSpec("reasoning_gym", "chain_sum", params=SUMS, eval_questions=8),
+        algorithm=AlgorithmSpec("grpo", lr=1e-4),
+        rollout=RolloutSpec("simulated" if name == "simulated" else "transformers", max_completion_tokens=8),
+        evaluation=EvaluationSpec(samples_per_question=2),
+        trainer=TrainerSpec(
+            name="simulated" if name == "simulated" else "native",
+            device="cpu",
+            precision="fp32",
+            threads=1,
+            checkpoint_every_steps=2,
+            keep_checkpoints=2,
+        ),
+        checkpoint_dir=str(folder),
+        cache_dir=str(cache_dir),
+    )
+
+
+def converse(
+    trainer: Trainer, spec: TrialSpec, checkpoint: Path | None, answer: Callable[[Event], Command | None]
+) -> Iterator[Event]:
+    words = trainer.run(spec, checkpoint)
+    command: Command | None = None
+    while True:
+        try:
+            event = words.send(command)
+        except StopIteration:
+            return
+        yield event
+        command = answer(event)
+
+
+@pytest.fixture(scope="module", params=list(TRAINERS))
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    name = request.param
+    if name == "native":
+        pytest.importorskip("rl.trainers.native", reason="the native trainer is not there yet")
+    cache, folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("uninterrupted")
+    create = TRAINERS[name]
+    events = list(converse(create(), _spec(name, cache, folder), None, lambda event: None))
+    return Bench(name, create, cache, events)
+
+
+def steps_of(events: list[Event]) -> list[StepReport]:
+    return [e for e in events if isinstance(e, StepReport)]
+
+
+def result_of(report: StepReport) -> dict[str, object]:
+    """What was learnt, without how long it took and where it was noted."""
+    plain = to_json(report)
+    return {k: v for k, v in plain.items() if k not in ("wall_ns", "phase_card_ns", "replay")}
+
+
+def test_started_comes_once_and_first_and_finished_once_and_last(bench: Bench) -> None:
+    events = bench.uninterrupted
+    assert [i for i, e in enumerate(events) if isinstance(e, Started)] == [0]
+    assert [i for i, e in enumerate(events) if isinstance(e, Finished)] == [len(events) - 1]
+    started, finished = events[0], events[-1]
+    assert isinstance(started, Started)
+    assert (started.step, started.restored_from, started.cards, started.eval_questions) == (0, None, 1, 8)
+    assert isinstance(finished, Finished)
+    assert finished.completed
+    assert finished.step == STEPS
+
+
+def test_steps_count_from_one_to_the_last_without_gaps(bench: Bench) -> None:
+    assert [r.step for r in steps_of(bench.uninterrupted)] == list(range(1, STEPS + 1))
+    assert not any(r.replay for r in steps_of(bench.uninterrupted))
+
+
+def test_phases_are_known_and_add_up_to_the_wall_clock_times_the_cards(bench: Bench) -> None:
+    for event in bench.uninterrupted:
+        phases = getattr(event, "phase_card_ns", {})
+        assert set(phases) <= set(PHASES)
+        assert all(isinstance(ns, int) and ns >= 0 for ns in phases.values())
+        if isinstance(event, StepReport | EvalReport | CheckpointWritten):
+            assert sum(phases.values()) == event.wall_ns * 1
+
+
+def test_every_prompt_ends_trained_filtered_or_failed_and_completions_are_prompts_times_group(bench: Bench) -> None:
+    for report in steps_of(bench.uninterrupted):
+        p = report.prompts
+        assert p.trained + p.filtered + p.failed == 4
+        assert report.curves.acc.count == (p.trained + p.filtered) * 4
+        assert report.curves.response_length.total == report.tokens.completion
+        assert 0 < report.tokens.loss <= report.tokens.completion
+        assert report.tokens.prompt > 0
+
+
+def test_every_event_survives_json(bench: Bench) -> None:
+    for event in bench.uninterrupted:
+        assert message_from_json(json.loads(json.dumps(to_json(event)))) == event
+
+
+def test_evaluation_brackets_training_with_the_same_questions(bench: Bench) -> None:
+    reports = [e for e in bench.uninterrupted if isinstance(e, EvalReport)]
+    assert [r.step for r in reports] == [0, STEPS]
+    before, after = ([q.question_id for q in r.results] for r in reports)
+    assert before == after
+    assert len(set(before)) == 8
+    assert all(q.samples == 2 and 0 <= q.correct <= 2 for r in reports for q in r.results)
+    first_step = next(i for i, e in enumerate(bench.uninterrupted) if isinstance(e, StepReport))
+    assert bench.uninterrupted.index(reports[0]) < first_step
+
+
+def test_rollouts_carry_a_policy_version_that_advances_with_every_step(bench: Bench) -> None:
+    versions = [r.policy_version for r in steps_of(bench.uninterrupted)]
+    assert all(later > earlier for earlier, later in itertools.pairwise(versions))
+    assert all(r.staleness >= 0 for r in steps_of(bench.uninterrupted))
+
+
+def test_the_clip_fraction_is_undefined_on_the_first_update_and_defined_on_the_last(bench: Bench) -> None:
+    for report in steps_of(bench.uninterrupted):
+        first, last = report.curves.updates
+        assert first.clip_frac is None
+        assert first.ratio.value == pytest.approx(1.0, abs=1e-5)
+        assert last.clip_frac is not None
+        assert last.clip_frac.value is not None
+        assert 0.0 <= last.clip_frac.value <= 1.0
+        assert first.ratio.count + last.ratio.count == report.tokens.loss
+
+
+def test_the_curves_are_finite_and_of_the_right_sign(bench: Bench) -> None:
+    for report in steps_of(bench.uninterrupted):
+        c = report.curves
+        for mean in (c.reward, c.acc, c.response_length, c.truncated, c.zero_std, c.logp_diff, c.mismatch_kl):
+            assert mean.value is not None
+            assert math.isfinite(mean.value)
+            assert mean.value >= 0.0
+        assert c.response_length_min <= (c.response_length.value or 0) <= c.response_length_max
+        for update in c.updates:
+            assert math.isfinite(update.loss)
+            assert math.isfinite(update.grad_norm)
+            assert (update.entropy.value or 0) > 0
+            assert (update.approx_kl.value or 0) >= 0
+
+
+def test_a_checkpoint_is_written_when_due_and_after_the_last_step(bench: Bench) -> None:
+    written = [e for e in bench.uninterrupted if isinstance(e, CheckpointWritten)]
+    assert {w.step for w in written} == {2, STEPS}
+    for one in written:
+        assert Path(one.path).is_dir()
+        assert one.size_bytes > 0
+
+
+def test_the_same_seed_gives_the_same_steps(bench: Bench, tmp_path: Path) -> None:
+    again = steps_of(list(bench.run(bench.spec(tmp_path))))
+    assert [result_of(r) for r in again] == [result_of(r) for r in steps_of(bench.uninterrupted)]
+
+
+def test_another_seed_gives_other_rollouts(bench: Bench, tmp_path: Path) -> None:
+    other = steps_of(list(bench.run(bench.spec(tmp_path, seed=4))))
+    assert result_of(other[0]) != result_of(steps_of(bench.uninterrupted)[0])
+
+
+@pytest.mark.parametrize("moment", [Started, EvalReport, StepReport, CheckpointWritten])
+def test_stop_is_answered_with_a_checkpoint_and_finished_whenever_it_comes(
+    bench: Bench, tmp_path: Path, moment: type
+) -> None:
+    events = list(bench.run(bench.spec(tmp_path), answer=lambda e: Stop("enough") if isinstance(e, moment) else None))
+    *_, stopped_at, checkpoint, finished = events
+    assert isinstance(stopped_at, moment)
+    assert isinstance(checkpoint, CheckpointWritten)
+    assert isinstance(finished, Finished)
+    assert not finished.completed
+    assert finished.reason == "enough"
+    assert finished.step == checkpoint.step
+
+
+def test_after_a_stop_the_next_attempt_goes_on_to_the_same_end(bench: Bench, tmp_path: Path) -> None:
+    def stop_at_three(event: Event) -> Command | None:
+        return Stop("enough") if isinstance(event, StepReport) and event.step == 3 else None
+
+    spec = bench.spec(tmp_path)
+    first = list(bench.run(spec, answer=stop_at_three))
+    checkpoint = first[-2]
+    assert isinstance(checkpoint, CheckpointWritten)
+    second = list(bench.run(dataclasses.replace(spec, attempt=2), Path(checkpoint.path)))
+    started = second[0]
+    assert isinstance(started, Started)
+    assert started.step == 3
+    assert started.restored_from == checkpoint.path
+    whole = steps_of(first) + steps_of(second)
+    assert [result_of(r) for r in whole] == [result_of(r) for r in steps_of(bench.uninterrupted)]
+    assert not any(r.replay for r in whole)
+    last = [e for e in second if isinstance(e, EvalReport)]
+    expected = [e for e in bench.uninterrupted if isinstance(e, EvalReport) and e.step == STEPS]
+    assert [e.results for e in last] == [e.results for e in expected]
+
+
+def test_steps_done_again_after_a_death_are_marked_as_replay_and_equal(bench: Bench, tmp_path: Path) -> None:
+    spec = bench.spec(tmp_path)
+    words = bench.create().run(spec, None)
+    heard: list[Event] = []
+    while not (heard and isinstance(heard[-1], StepReport) and heard[-1].step == 3):
+        heard.append(next(words))
+    words.close()  # dies without a word after step 3; the last checkpoint is of step 2
+    checkpoint = next(e for e in heard if isinstance(e, CheckpointWritten))
+    second = steps_of(list(bench.run(dataclasses.replace(spec, attempt=2), Path(checkpoint.path))))
+    assert [(r.step, r.replay) for r in second] == [(3, True), (4, False)]
+    assert [result_of(r) for r in second] == [result_of(r) for r in steps_of(bench.uninterrupted)[2:]]
+
+
+def test_set_lr_holds_from_the_next_update_on_and_after_a_resume(bench: Bench, tmp_path: Path) -> None:
+    def set_at_one(event: Event) -> Command | None:
+        return SetLr(5e-5) if isinstance(event, StepReport) and event.step == 1 else None
+
+    spec = bench.spec(tmp_path)
+    events = list(bench.run(spec, answer=set_at_one))
+    assert [r.lr for r in steps_of(events)] == [1e-4] + [5e-5] * (STEPS - 1)
+    assert [[u.lr for u in r.curves.updates] for r in steps_of(events)][1] == [5e-5, 5e-5]
+    checkpoint = next(e for e in events if isinstance(e, CheckpointWritten) and e.step == 2)
+    resumed = steps_of(list(bench.run(dataclasses.replace(spec, attempt=2), Path(checkpoint.path))))
+    assert [r.lr for r in resumed] == [5e-5] * (STEPS - 2)
+
+
+def test_the_checkpoint_command_writes_one_at_once_and_goes_on(bench: Bench, tmp_path: Path) -> None:
+    def ask_at_one(event: Event) -> Command | None:
+        return Checkpoint() if isinstance(event, StepReport) and event.step == 1 else None
+
+    events = list(bench.run(bench.spec(tmp_path), answer=ask_at_one))
+    asked_at = next(i for i, e in enumerate(events) if isinstance(e, StepReport) and e.step == 1)
+    written = events[asked_at + 1]
+    assert isinstance(written, CheckpointWritten)
+    assert written.step == 1
+    assert [result_of(r) for r in steps_of(events)] == [result_of(r) for r in steps_of(bench.uninterrupted)]
+
+
+def test_old_checkpoints_go_when_newer_ones_are_whole(bench: Bench, tmp_path: Path) -> None:
+    spec = bench.spec(tmp_path)
+    spec = dataclasses.replace(
+        spec, trainer=dataclasses.replace(spec.trainer, checkpoint_every_steps=1, keep_checkpoints=1)
+    )
+    written = [e for e in bench.run(spec) if isinstance(e, CheckpointWritten)]
+    assert [w.step for w in written] == list(range(1, STEPS + 1))
+    assert [Path(w.path).exists() for w in written] == [False] * (STEPS - 1) + [True]
+
+
+def test_resuming_from_the_last_step_trains_nothing_and_still_evaluates(bench: Bench, tmp_path: Path) -> None:
+    spec = bench.spec(tmp_path)
+    last: list[CheckpointWritten] = []
+    for event in bench.run(spec):
+        if isinstance(event, CheckpointWritten):
+            last = [event]
+        if last and last[0].step == STEPS:
+            break  # dies between the last checkpoint and the end
+    events = list(bench.run(dataclasses.replace(spec, attempt=2), Path(last[0].path)))
+    assert steps_of(events) == []
+    assert isinstance(events[-1], Finished)
+    assert events[-1].completed
+
+
+def test_a_group_of_one_is_refused(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="group_size"):
+        list(bench.run(bench.spec(tmp_path, group_size=1)))
+
+
+def test_a_folder_that_is_no_whole_checkpoint_is_refused(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "step-000002").mkdir()
+    with pytest.raises(ConfigurationError, match="step-000002"):
+        list(bench.run(bench.spec(tmp_path), tmp_path / "step-000002"))
