@@ -18,6 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from cost.prices import (
+    DEFAULT_FOLDER,
     NS_PER_HOUR,
     PICO,
     MissingPriceError,
@@ -233,9 +234,9 @@ def _month_of(at_ns: int) -> tuple[int, int]:
     return instant_ns(first), instant_ns(following)
 
 
-def load_rules(folder: str | Path = "conf/pricing") -> tuple[BillingRule, ...]:
-    """The rules of `folder`/billing.yaml. Raises PriceError with the rule's number and field."""
-    file = Path(folder) / "billing.yaml"
+def load_rules(folder: str | Path | None = None) -> tuple[BillingRule, ...]:
+    """The rules of `folder`/billing.yaml; None: the project's. Raises PriceError with the rule's number and field."""
+    file = (Path(folder) if folder is not None else DEFAULT_FOLDER) / "billing.yaml"
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:

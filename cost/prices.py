@@ -33,6 +33,7 @@ PURCHASE = ("on_demand", "spot", "reserved", "capacity_block", "savings_plan", "
 KINDS = ("list", "contracted", "effective")
 # Files in the price folder that hold something other than price rows.
 NOT_PRICES = ("billing.yaml", "fx.yaml")
+DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / "conf" / "pricing"
 _PRICE = re.compile(r"\d{1,12}(\.\d{1,12})?")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -95,7 +96,8 @@ def instant_text(at_ns: int) -> str:
 class PriceRow:
     """One price of one SKU. `cards` is how many cards the priced machine has; 0 means that the price holds for any
     number of cards (RunPod) or that cards are not what is priced (kWh, GiB). `price` is in `currency` per `per`.
-    `valid_from` counts, `valid_to` does not (half-open, UTC); an empty `valid_to` means until the next row."""
+    `valid_from` counts, `valid_to` does not (half-open, UTC); an empty `valid_to` means until the next row. `card` is
+    the card's model where the SKU does not say it; machines of one model are compared by the linter."""
 
     provider: str
     sku: str
@@ -113,11 +115,15 @@ class PriceRow:
     day_read: str
     note: str = ""
     kind: str = "list"
+    card: str = ""
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of the row as canonical JSON: what a charge stores so that an old report can be explained."""
-        body = {k: v if isinstance(v, (bool, int)) else str(v) for k, v in asdict(self).items()}
+        """sha256 of the row as canonical JSON: what a charge stores so that an old report can be explained.
+
+        Empty fields are left out, so that a field added to the schema later does not change the hash of older rows.
+        """
+        body = {k: v if isinstance(v, (bool, int)) else str(v) for k, v in asdict(self).items() if v != ""}
         return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     @cached_property
@@ -140,7 +146,7 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
     if unknown := sorted(set(raw) - known):
         raise PriceError(f"{where}: unknown field {unknown[0]!r}; a price row has {', '.join(sorted(known))}")
     optional = {"region": "", "cards": 0, "purchase": "on_demand", "tax_included": False, "tax_rate": "0"}
-    optional |= {"valid_to": "", "note": "", "kind": "list"}
+    optional |= {"valid_to": "", "note": "", "kind": "list", "card": ""}
     data = optional | {k: v for k, v in raw.items() if v is not None}
     for name in known:
         if name not in data:
@@ -188,16 +194,19 @@ class PriceBook:
         object.__setattr__(self, "_by_sku", {sku: tuple(rows) for sku, rows in grouped.items()})
 
     @classmethod
-    def load(cls, folder: str | Path = "conf/pricing") -> PriceBook:
-        """Reads every *.yaml of prices in `folder` (not billing.yaml, fx.yaml). Raises PriceError with file and row."""
-        path = Path(folder)
+    def load(cls, folder: str | Path | None = None) -> PriceBook:
+        """Reads every *.yaml of prices in `folder` (not billing.yaml, fx.yaml); None: the project's conf/pricing.
+
+        Raises PriceError with file and row.
+        """
+        path = Path(folder) if folder is not None else DEFAULT_FOLDER
         if not path.is_dir():
             raise PriceError(f"{path} is not a folder; the price book is a folder of YAML files such as conf/pricing")
         rows: list[PriceRow] = []
         for file in sorted(path.glob("*.yaml")):
             if file.name not in NOT_PRICES:
                 rows += read_file(file)
-        return cls(tuple(rows), str(folder))
+        return cls(tuple(rows), "conf/pricing" if path == DEFAULT_FOLDER else str(folder))
 
     def skus(self) -> tuple[str, ...]:
         return tuple(sorted(self._by_sku))

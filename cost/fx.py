@@ -1,0 +1,102 @@
+"""Exchange rates, dated: the rate of a day is that of the last fixing on or before it.
+
+Every conversion says which rate, of which day, from which source. No rate is guessed, and none is newer than the day
+that is asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import yaml
+
+from cost.prices import DEFAULT_FOLDER, PriceError, parse_price
+
+
+class MissingRateError(PriceError, LookupError):
+    """No exchange rate for a pair of currencies on or before a day."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One unit of `base` was `rate` units of `quote` at the fixing of `day`."""
+
+    base: str
+    quote: str
+    rate: Decimal
+    day: str
+    source: str
+    day_read: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """An amount in 1e-12 of `currency`, and the sentence that says how it came about."""
+
+    pico: int
+    currency: str
+    text: str
+
+
+def load_rates(folder: str | Path | None = None) -> tuple[Rate, ...]:
+    """The rates of `folder`/fx.yaml; none when there is no such file. Raises PriceError with the rate's number."""
+    file = (Path(folder) if folder is not None else DEFAULT_FOLDER) / "fx.yaml"
+    if not file.exists():
+        return ()
+    raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(raw, dict) or not isinstance(raw.get("rates"), list):
+        raise PriceError(f"{file}: expected a list of exchange rates under the key `rates`")
+    rates = []
+    for number, item in enumerate(raw["rates"], 1):
+        where = f"{file} rate {number}"
+        try:
+            rate = parse_price(item["rate"], where)
+            texts = {k: str(item[k]) for k in ("base", "quote", "day", "source", "day_read")}
+            date.fromisoformat(texts["day"])
+        except (KeyError, TypeError) as error:
+            raise PriceError(f"{where}: base, quote, rate, day, source and day_read are needed: {error}") from error
+        except ValueError as error:
+            raise PriceError(f"{where}: {error}") from error
+        if rate == 0:
+            raise PriceError(f"{where}: a rate of 0")
+        rates.append(Rate(rate=rate, **texts))
+    return tuple(rates)
+
+
+def convert(pico: int, currency: str, to: str, day: date, rates: Sequence[Rate]) -> Conversion:
+    """An amount in another currency at the rates of `day`: directly, backwards, or over one currency in between.
+
+    Rounded once, to the nearest 1e-12, halves to even. Raises MissingRateError.
+    """
+    if currency == to:
+        return Conversion(pico, to, "")
+    path = _path(currency, to, day, rates)
+    if path is None:
+        raise MissingRateError(
+            f"no exchange rate from {currency} to {to} on or before {day}; add one to conf/pricing/fx.yaml"
+        )
+    factor = Fraction(1)
+    steps = []
+    for rate, backwards in path:
+        factor *= 1 / Fraction(rate.rate) if backwards else Fraction(rate.rate)
+        steps.append(f"1 {rate.base} = {rate.rate} {rate.quote} on {rate.day} ({rate.source})")
+    return Conversion(round(pico * factor), to, "; ".join(steps))
+
+
+def _path(start: str, end: str, day: date, rates: Sequence[Rate]) -> list[tuple[Rate, bool]] | None:
+    newest: dict[tuple[str, str], tuple[Rate, bool]] = {}
+    for rate in sorted(rates, key=lambda r: r.day):
+        if date.fromisoformat(rate.day) <= day:
+            newest[(rate.base, rate.quote)] = (rate, False)
+            newest[(rate.quote, rate.base)] = (rate, True)
+    if (start, end) in newest:
+        return [newest[(start, end)]]
+    for (a, middle), first in sorted(newest.items(), key=lambda item: item[0]):
+        if a == start and (middle, end) in newest:
+            return [first, newest[(middle, end)]]
+    return None
