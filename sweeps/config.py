@@ -20,7 +20,16 @@ from sweeps.config_types import ConfigError, SweepConfig
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["ConfigError", "SweepConfig", "build", "canonical", "check_overrides", "compose", "composition_error"]
+__all__ = [
+    "CONF_DIR",
+    "ConfigError",
+    "SweepConfig",
+    "build",
+    "canonical",
+    "check_overrides",
+    "compose",
+    "composition_error",
+]
 
 _LISTS = ("prompts_per_step", "group_size", "lr_scaling", "seeds")
 

@@ -91,20 +91,23 @@ def _search(config: SweepConfig) -> Iterator[str]:
 
 
 def _algorithm(config: SweepConfig) -> Iterator[str]:
-    """Each trial of the grid, by the learner's own rules; the same sentence about several trials is said once."""
-    seen: dict[str, None] = {}
+    """The first point of the grid that the learner's own rules refuse: its neighbours are refused alike."""
     updates = config.algorithm.updates_per_rollout
+    if config.stage.steps < 1 or config.rollout.max_completion_tokens < 1:
+        return
     for prompts, group in itertools.product(config.search.prompts_per_step, config.search.group_size):
         if prompts < 1 or group < 2:
             continue
-        seen.update(dict.fromkeys(algorithm_problems(_trial(config, prompts, group))))
+        found = algorithm_problems(_trial(config, prompts, group))
         if 1 <= updates <= prompts and prompts % updates:
             fits = [str(n) for n in range(1, prompts + 1) if prompts % n == 0]
-            seen[
+            found.append(
                 f"search.prompts_per_step={prompts} cannot be cut into algorithm.updates_per_rollout={updates} equal "
                 f"mini-batches of whole groups; use a multiple of {updates} prompts, or {', '.join(fits)} updates"
-            ] = None
-    yield from seen
+            )
+        if found:
+            yield from found
+            return
 
 
 def _trial(config: SweepConfig, prompts: int, group: int) -> TrialSpec:
@@ -129,8 +132,10 @@ def _trial(config: SweepConfig, prompts: int, group: int) -> TrialSpec:
 
 def _cards(config: SweepConfig) -> Iterator[str]:
     machine, search, stage = config.machine, config.search, config.stage
-    yield from _at_least(config, 1, "machine.cards", "search.cards_per_trial")
-    if machine.cards < stage.min_cards:
+    if machine.cards < 1 or search.cards_per_trial < 1:
+        yield from _at_least(config, 1, "machine.cards")
+        yield from _at_least(config, 0, "search.cards_per_trial")
+    elif machine.cards < stage.min_cards:
         yield (
             f"stage {stage.name} needs {stage.min_cards} cards or more, and machine={machine.name} has "
             f"{machine.cards}; {_larger_machines(stage.min_cards)}"

@@ -1,7 +1,7 @@
 """The composed configuration as typed, frozen dataclasses: what every part of `sweeps` is given.
 
 The specs of one trial (model, task, algorithm, rollout, evaluation, trainer) are those of `rl/spec.py`, as they are.
-This module holds no behaviour beyond arithmetic, imports nothing heavy, and never reads a file: `sweeps/config.py`
+This module decides nothing, imports nothing heavy, and never reads a file: `sweeps/config.py`
 builds these from `conf/`, and `conf/` explains every key to the person who types it.
 """
 
@@ -67,6 +67,15 @@ class MachineConfig:
     """Own hardware: mean draw of the whole machine under load, W, for `sku: electricity`; 0 on rented machines."""
     cluster: str
     """auto: the Ray that RAY_ADDRESS names, else our own on this host. local: our own. Else a Ray's host:port."""
+
+    @property
+    def description(self) -> str:
+        """For people: `8 x NVIDIA H100 80GB HBM3, 80 GiB at 3350 GB/s each, nvswitch 900 GB/s`."""
+        several = self.cards > 1
+        count, each = (f"{self.cards} x ", " each") if several else ("", "")
+        between = f", {self.interconnect} {self.interconnect_gb_per_s:g} GB/s" if several else ""
+        memory = f"{self.memory_gib_per_card:g} GiB at {self.memory_gb_per_s:g} GB/s"
+        return f"{count}{self.card_name}, {memory}{each}{between}"
 
 
 @dataclass(frozen=True)

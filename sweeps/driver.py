@@ -145,10 +145,9 @@ def _run_sweep(
 def make_executor(cfg: SweepConfig, sweep_dir: Path, clock: SystemClock | FakeClock) -> Executor:
     """Ray Tune for real work; in this process, on the fake clock, for simulated trials."""
     if isinstance(clock, FakeClock):
-        from rl.trainers import create
         from sweeps.executors.in_process import InProcessExecutor
 
-        return InProcessExecutor(create("simulated"), clock)
+        return InProcessExecutor(clock)
     from sweeps.executors.ray_tune import RayTuneExecutor
 
     address = None if cfg.machine.cluster == "local" else cfg.machine.cluster

@@ -18,7 +18,7 @@ from cost.ledger import Ledger
 from cost.records import UsageKey
 from rl.codec import to_json
 from rl.spec import Command, Continue, EvalReport, Event, SetLr, StepReport, Stop
-from rl.tasks.evaluation import avg_at_k
+from rl.tasks.evaluation import average_at_k
 from sweeps.config_types import SweepConfig
 from sweeps.executors import Attempt
 from sweeps.journal import OUTCOMES, Journal, TrialRecord, TrialState
@@ -227,7 +227,7 @@ class SweepHost:
 
 
 def _accuracy_labels(report: EvalReport) -> dict[str, str]:
-    estimate = avg_at_k(report.results)
+    estimate = average_at_k(report.results)
     return {
         "acc": f"{estimate.value:.4f}",
         "acc_ci_low": f"{estimate.low:.4f}",

@@ -45,7 +45,7 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console) -> None:
     """
     if cfg.search.cards_per_trial > 1 and cfg.trainer.name == "native":
         raise ConfigError(
-            f"stage {cfg.stage.name} gives each trial {cfg.search.cards_per_trial} cards; trainer=native trains on one: "
+            f"stage {cfg.stage.name} gives each trial {cfg.search.cards_per_trial} cards; trainer=native has one: "
             "it can be planned and priced with dry_run=true, run simulated with trainer=simulated, or run on one card "
             "with search.cards_per_trial=1"
         )

@@ -1,6 +1,6 @@
 """Runs simulated trials in this process, on a fake clock, as many at once as there are cards.
 
-A trainer's messages carry how long each thing took; the clock jumps from one to the next in the order in which they
+The trainer says how long everything takes; the clock jumps from one message to the next in the order in which they
 would have come, with the host's ticks between. Nothing waits, nothing forks, nothing runs in parallel.
 """
 
@@ -8,27 +8,36 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rl.spec import (
-    CheckpointWritten,
-    Command,
-    EvalReport,
-    Event,
-    Finished,
-    RoleRestarted,
-    Started,
-    StepReport,
-    Trainer,
-)
+from rl.spec import Command, Event, Finished, Trainer
+from rl.trainers.simulated import SimulatedTrainer
 from sweeps.executors import Attempt, Host, outcome_of
 
 if TYPE_CHECKING:
     from cost.clock import FakeClock
 
 TICK_NS = 10_000_000_000
+SILENCE_LIMIT_NS = 1_800_000_000_000
+"""A trainer that says nothing for so long hangs."""
+
+
+class HungError(RuntimeError):
+    """No word for longer than the limit."""
+
+
+class Stopwatch:
+    """How long the trainer's work took since the last message (`rl.trainers.simulated.Clock`)."""
+
+    def __init__(self) -> None:
+        self.elapsed_ns = 0
+
+    def sleep_ns(self, duration_ns: int) -> None:
+        self.elapsed_ns += duration_ns
+        if self.elapsed_ns > SILENCE_LIMIT_NS:
+            raise HungError(f"no word for {SILENCE_LIMIT_NS // 10**9} s: it hangs")
 
 
 @dataclass
@@ -43,8 +52,9 @@ class _Running:
 class InProcessExecutor:
     """Discrete-event simulation of a machine's cards."""
 
-    def __init__(self, trainer: Trainer, clock: FakeClock) -> None:
-        self._trainer = trainer
+    def __init__(self, clock: FakeClock, trainer: Callable[[Stopwatch], Trainer] = SimulatedTrainer) -> None:
+        self._stopwatch = Stopwatch()
+        self._trainer = trainer(self._stopwatch)
         self._clock = clock
         self._queue: list[tuple[int, int, _Running]] = []
         self._order = itertools.count()
@@ -89,14 +99,14 @@ class InProcessExecutor:
         host.on_released(running.attempt, True)
 
     def _go_on(self, running: _Running, command: Command | None) -> None:
+        running.message, self._stopwatch.elapsed_ns = None, 0
         try:
             running.message = running.words.send(command)
-            lasts_ns = _lasts_ns(running.message, running.attempt.spec.cards)
         except StopIteration:
-            running.message, lasts_ns = None, 0
+            pass
         except Exception as error:
-            running.error, lasts_ns = error, 0
-        due_ns = self._clock.monotonic_ns() + lasts_ns
+            running.error = error
+        due_ns = self._clock.monotonic_ns() + self._stopwatch.elapsed_ns
         heapq.heappush(self._queue, (due_ns, next(self._order), running))
 
     def _advance_to(self, at_ns: int, host: Host) -> None:
@@ -105,12 +115,3 @@ class InProcessExecutor:
             self._next_tick += TICK_NS
             host.on_tick()
         self._clock.advance(at_ns - self._clock.monotonic_ns())
-
-
-def _lasts_ns(message: Event, cards: int) -> int:
-    """How long what the message tells of took."""
-    match message:
-        case StepReport() | EvalReport() | CheckpointWritten():
-            return message.wall_ns
-        case Started() | RoleRestarted() | Finished():
-            return sum(message.phase_card_ns.values()) // cards

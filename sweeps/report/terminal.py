@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl.spec import CheckpointWritten, EvalReport, Event, Started, StepReport
-from rl.tasks.evaluation import avg_at_k
+from rl.tasks.evaluation import average_at_k
 from sweeps.estimate import StepTime
 from sweeps.gates import Verdict
 from sweeps.journal import SweepRecord, TrialRecord, TrialState
@@ -258,7 +258,7 @@ def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Map
 def _interval(report: EvalReport | None) -> str:
     if report is None:
         return "-"
-    estimate = avg_at_k(report.results)
+    estimate = average_at_k(report.results)
     return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 

@@ -17,7 +17,12 @@ SECOND_NS = 1_000_000_000
 
 
 def an_update(
-    *, ratio: float = 1.0, clip_frac: float | None = 0.0, entropy: float = 1.0, grad_norm: float = 1.0, kl: float = 0.001
+    *,
+    ratio: float = 1.0,
+    clip_frac: float | None = 0.0,
+    entropy: float = 1.0,
+    grad_norm: float = 1.0,
+    kl: float = 0.001,
 ) -> UpdateCurves:
     clip = None if clip_frac is None else Mean(clip_frac * 1000, 1000)
     none_low = None if clip is None else Mean(0.0, 1000)

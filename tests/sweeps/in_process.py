@@ -1,0 +1,68 @@
+"""A whole sweep on the fake clock, in this process: real ledger, real journal, simulated trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cost.clock import FakeClock
+from cost.ledger import Ledger
+from cost.records import Lease
+from rl.spec import Event
+from sweeps.config import canonical, compose
+from sweeps.config_types import SweepConfig
+from sweeps.executors.in_process import InProcessExecutor
+from sweeps.host import SweepHost
+from sweeps.journal import Journal, TrialRecord
+from sweeps.plan import make_plan
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def changed(self, trial: TrialRecord, message: Event | None) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+
+@dataclass
+class Sweep:
+    cfg: SweepConfig
+    clock: FakeClock
+    ledger: Ledger
+    journal: Journal
+    host: SweepHost
+    executor: InProcessExecutor
+
+    def run(self) -> Sweep:
+        self.executor.run(self.host)
+        return self
+
+
+def a_sweep(folder: Path, *overrides: str, **host_settings) -> Sweep:
+    """A planned sweep with its lease held, not yet run."""
+    cfg = compose(["+stage=smoke", "trainer=simulated", f"paths.root={folder}", *overrides])
+    clock = FakeClock()
+    ledger = Ledger.open(folder / "ledger.db", clock)
+    journal = Journal(ledger, "smoke-test-1")
+    journal.planned(stage="smoke", machine=cfg.machine.name, plan=make_plan(cfg), config=canonical(cfg))
+    lease = Lease(
+        lease_id="lease-1",
+        instance_id="simulated:smoke-test-1",
+        machine=cfg.machine.name,
+        sku=cfg.machine.sku,
+        provider="own",
+        cards=cfg.machine.cards,
+        currency="USD",
+        price_hash=None,
+    )
+    ledger.open_lease(lease)
+    ledger.attach("lease-1", "smoke-test-1")
+    journal.append("driver_started", {"lease_id": "lease-1", "pid": 1}, "driver_started:1")
+    journal.catch_up()
+    host = SweepHost(
+        cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=Silent(), **host_settings
+    )
+    return Sweep(cfg, clock, ledger, journal, host, InProcessExecutor(clock))

@@ -1,0 +1,81 @@
+"""The metric gate: what closes it, and that it says why."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sweeps.config_types import GateConfig
+from sweeps.gates import Verdict, metric_gate
+from sweeps.journal import AttemptRecord, SweepRecord, TrialRecord
+from sweeps.plan import PlannedTrial
+from tests.sweeps.reports import a_step
+
+STEPS = 5
+
+
+def a_record(outcome: str = "completed", **step_settings) -> SweepRecord:
+    planned = PlannedTrial("trial0", 2, 8, 0, 1e-5, "hold", ("hold",), adaptive_lr=False)
+    trial = TrialRecord(planned, attempts=[AttemptRecord(1, "lease", 0, 0, outcome)])
+    trial.steps = {n: a_step(n, **step_settings) for n in range(1, STEPS + 1)}
+    return SweepRecord("smoke-1", stage="smoke", trials={"trial0": trial})
+
+
+def judge(record: SweepRecord, *, force: str = "") -> Verdict:
+    return metric_gate(record, STEPS, GateConfig(ratio_tolerance=0.01, force=force))
+
+
+def closing(verdict: Verdict) -> list[str]:
+    return [c.name for c in verdict.checks if c.ok is False]
+
+
+def test_healthy_curves_open_it():
+    verdict = judge(a_record())
+    assert verdict.open
+    assert all(c.ok for c in verdict.checks)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "preempted", "budget", "cancelled"])
+def test_a_trial_that_did_not_finish_closes_it_and_is_named(outcome: str):
+    verdict = judge(a_record(outcome))
+    assert closing(verdict) == ["all steps done"]
+    assert "trial0" in verdict.checks[0].reason
+
+
+def test_a_missing_step_closes_it_even_if_the_trial_says_completed():
+    record = a_record()
+    del record.trials["trial0"].steps[STEPS]
+    assert closing(judge(record)) == ["all steps done"]
+
+
+@pytest.mark.parametrize("ratio", [1.02, 0.97, math.nan, 2.0])
+def test_a_ratio_off_one_on_the_first_update_closes_it(ratio: float):
+    assert "ratio 1 on the first update" in closing(judge(a_record(first_ratio=ratio)))
+
+
+def test_a_stale_rollout_is_not_judged_by_its_ratio():
+    verdict = judge(a_record(first_ratio=1.5, staleness=1))
+    assert verdict.open
+    assert verdict.checks[1].ok is None
+
+
+@pytest.mark.parametrize("bad", [{"grad_norm": math.inf}, {"entropy": math.nan}, {"reward": math.nan}])
+def test_a_number_that_is_not_finite_closes_it_and_is_named(bad: dict):
+    verdict = judge(a_record(**bad))
+    assert "finite numbers" in closing(verdict)
+    reason = next(c.reason for c in verdict.checks if c.name == "finite numbers")
+    assert next(iter(bad)) in reason
+
+
+def test_cards_still_held_close_it():
+    record = a_record()
+    record.unreleased.append("trial0/1")
+    assert closing(judge(record)) == ["cards released"]
+
+
+def test_force_opens_it_and_keeps_the_reason_and_the_unhealthy_verdict():
+    verdict = judge(a_record("failed"), force="low, but ok")
+    assert verdict.open
+    assert not verdict.healthy
+    assert verdict.forced == "low, but ok"

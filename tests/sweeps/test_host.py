@@ -1,0 +1,113 @@
+"""What the driver decides and writes down, on real books and the fake clock."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from sweeps.gates import metric_gate
+from sweeps.journal import TrialState, load
+from tests.sweeps.in_process import a_sweep
+
+
+def test_every_trial_of_the_plan_ends_completed_with_each_step_once(tmp_path):
+    sweep = a_sweep(tmp_path).run()
+    trials = sweep.journal.record.trials.values()
+    assert len(trials) == 3
+    for trial in trials:
+        assert trial.state is TrialState.COMPLETED
+        assert sorted(trial.steps) == list(range(1, 21))
+        assert sorted(trial.evaluations) == [0, 20]
+    assert metric_gate(sweep.journal.record, 20, sweep.cfg.gate).open
+
+
+def test_the_whole_plan_is_in_the_journal_before_the_first_attempt(tmp_path):
+    sweep = a_sweep(tmp_path)
+    sweep.run()
+    kinds = [e.kind for e in sweep.ledger.events("sweep:smoke-test-1")]
+    assert kinds[0] == "sweep_planned"
+    assert kinds.index("sweep_planned") < kinds.index("attempt_started")
+
+
+def test_the_state_is_the_replay_of_the_journal(tmp_path):
+    sweep = a_sweep(tmp_path).run()
+    assert load(sweep.ledger, "smoke-test-1") == sweep.journal.record
+
+
+def test_one_card_holds_one_attempt_at_a_time(tmp_path):
+    sweep = a_sweep(tmp_path).run()
+    usages = sorted(sweep.ledger.usages(), key=lambda u: u.from_ns)
+    assert len(usages) == 3
+    for before, after in zip(usages, usages[1:], strict=False):
+        assert before.to_ns is not None
+        assert before.to_ns <= after.from_ns
+
+
+def test_eight_cards_run_their_trials_side_by_side(tmp_path):
+    sweep = a_sweep(tmp_path, "machine=h100x8", "search.trials=8").run()
+    starts = {u.from_ns for u in sweep.ledger.usages()}
+    assert len(starts) == 1
+    assert {u.cards for u in sweep.ledger.usages()} == {Decimal(1)}
+
+
+def test_max_concurrent_holds_where_more_cards_are_free(tmp_path):
+    sweep = a_sweep(tmp_path, "machine=h100x8", "search.trials=8", "search.max_concurrent=2").run()
+    edges = sorted(edge for u in sweep.ledger.usages() for edge in [(u.from_ns, 1), (u.to_ns, -1)])
+    running = peak = 0
+    for _, change in edges:
+        running += change
+        peak = max(peak, running)
+    assert peak == 2
+
+
+def test_a_preempted_trial_goes_on_from_its_checkpoint_and_is_not_failed(tmp_path):
+    sweep = a_sweep(tmp_path, "trainer.simulated.preempt_at_step=15").run()
+    for trial in sweep.journal.record.trials.values():
+        assert trial.state is TrialState.COMPLETED
+        assert [a.outcome for a in trial.attempts] == ["preempted", "completed"]
+        assert trial.attempts[1].from_step == 10
+        assert sorted(trial.steps) == list(range(1, 21))
+        redone = [n for n, step in trial.steps.items() if step.replay]
+        assert redone == [11, 12, 13, 14]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("crash_at_step", "crash"), ("hang_at_step", "hangs")],
+)
+def test_a_trial_that_crashes_or_hangs_is_failed_and_the_others_go_on(tmp_path, fault: str, said: str):
+    sweep = a_sweep(tmp_path, f"trainer.simulated.{fault}=5").run()
+    for trial in sweep.journal.record.trials.values():
+        assert trial.state is TrialState.FAILED
+        assert said in trial.attempts[0].message.lower()
+    verdict = metric_gate(sweep.journal.record, 20, sweep.cfg.gate)
+    assert not verdict.open
+    assert not any(u.to_ns is None for u in sweep.ledger.usages())
+
+
+def test_a_spent_budget_stops_what_runs_and_starts_nothing_more(tmp_path):
+    spent = iter([0, 5, 100])
+    sweep = a_sweep(tmp_path, spent_pico=lambda: next(spent, 100), limit_pico=100).run()
+    states = [t.state for t in sweep.journal.record.trials.values()]
+    assert states == [TrialState.BUDGET_STOPPED, TrialState.PLANNED, TrialState.PLANNED]
+    assert sweep.journal.record.trials  # resumable: nothing of the plan is lost
+    assert len(sweep.journal.record.unfinished) == 3
+
+
+def test_a_raised_rate_is_a_command_in_the_journal_and_happens_once(tmp_path):
+    sweep = a_sweep(tmp_path, "search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]").run()
+    told = [e.body["command"] for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "command"]
+    raises = [c for c in told if c["kind"] == "set_lr" and c["lr"] > sweep.cfg.algorithm.lr]
+    assert len(raises) <= 1
+    assert all(c["kind"] == "set_lr" for c in told)
+
+
+def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(tmp_path):
+    sweep = a_sweep(tmp_path)
+    assert sweep.host.next_attempt() is not None
+    sweep.host.stop("interrupted")
+    sweep.host.abandon("interrupted", "ended by the sweep")
+    assert [t.state for t in sweep.journal.record.trials.values()][0] is TrialState.PREEMPTED
+    assert all(u.to_ns is not None for u in sweep.ledger.usages())
+    assert sweep.host.done()
