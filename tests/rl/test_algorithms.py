@@ -240,8 +240,11 @@ def test_k1_in_the_loss_would_have_zero_expected_gradient_and_k2_and_k3_have_not
     }
     assert size["k1"] < 1e-15
     assert min(size["k2"], size["k3"]) > 0.05
-    # and k2's expected gradient is that of the true KL
-    kl = (logp.exp() * d).sum()
-    true = torch.autograd.grad(kl, logits, retain_graph=True)[0]
-    k2 = torch.autograd.grad((p * d.square() / 2).sum(), logits)[0]
-    torch.testing.assert_close(k2, true, rtol=1e-12, atol=1e-15)
+    # k2's expected gradient is that of KL(pi || ref), k3's that of KL(ref || pi)
+    for term, kl in (
+        (d.square() / 2, (logp.exp() * d).sum()),
+        (torch.exp(-d) + d - 1, (reference.exp() * -d).sum()),
+    ):
+        expected = torch.autograd.grad((p * term).sum(), logits, retain_graph=True)[0]
+        true = torch.autograd.grad(kl, logits, retain_graph=True)[0]
+        torch.testing.assert_close(expected, true, rtol=1e-12, atol=1e-15)
