@@ -17,6 +17,9 @@ from rl.curves import UpdateSums
 from rl.estimators import kl_estimate, sampler_weights
 from rl.spec import AlgorithmSpec
 
+# fp32 overflows at exp(89), and the gradient of a clipped infinity is 0 x inf, which is NaN for the whole update.
+_LARGEST_LOG_RATIO = 80.0
+
 
 def policy_loss(
     batch: LossBatch, spec: AlgorithmSpec, denominators: Denominators
@@ -38,11 +41,11 @@ def policy_loss(
     lengths = mask.sum(dim=-1, keepdim=True)
     if spec.ratio_level == "sequence":
         # GSPO: the geometric mean of the token ratios, one per sequence; [sequences, 1] from here on.
-        ratio = (log_ratio.sum(dim=-1, keepdim=True) / lengths.clamp(min=1)).exp()
+        log_ratio = log_ratio.sum(dim=-1, keepdim=True) / lengths.clamp(min=1)
         ratio_mask = lengths > 0
     else:
-        ratio = log_ratio.exp()
         ratio_mask = mask
+    ratio = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp()
 
     per_token = _surrogate(ratio, advantages, logprobs, spec)
     if spec.sampler_correction != "none":

@@ -262,3 +262,19 @@ def test_the_gradient_equals_finite_differences_in_float64(settings):
     kl_slope = 0.3 * (1 - (batch.reference_logprobs - logprobs.detach()).exp())  # type: ignore
     by_hand = (-weight * batch.advantages[:, None] + kl_slope) / share
     torch.testing.assert_close(grad, torch.where(batch.loss_mask, by_hand, 0.0), rtol=1e-10, atol=1e-14)
+
+
+def test_a_clipped_ratio_too_large_for_fp32_leaves_every_other_gradient_intact():
+    logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    batch = LossBatch(
+        logprobs=logprobs,
+        old_logprobs=torch.tensor([[-200.0, -1.0]]),
+        sampler_logprobs=None,
+        reference_logprobs=None,
+        entropy=torch.ones(1, 2),
+        loss_mask=torch.ones(1, 2, dtype=torch.bool),
+        advantages=torch.tensor([1.0]),
+    )
+    policy_loss(batch, grpo(aggregation="token_mean"), Denominators(2, 1))[0].backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[0.0, -0.5]]
