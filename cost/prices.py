@@ -184,7 +184,7 @@ class PriceBook:
     """All rows, in file order. Look-ups are a bisect over one series (SKU, purchase option, region, kind)."""
 
     rows: tuple[PriceRow, ...]
-    folder: str = "conf/pricing"
+    folder: str = str(DEFAULT_FOLDER)
     _by_sku: dict[str, tuple[PriceRow, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -206,7 +206,12 @@ class PriceBook:
         for file in sorted(path.glob("*.yaml")):
             if file.name not in NOT_PRICES:
                 rows += read_file(file)
-        return cls(tuple(rows), "conf/pricing" if path == DEFAULT_FOLDER else str(folder))
+        return cls(tuple(rows), str(path))
+
+    @property
+    def shown(self) -> str:
+        """The folder as messages name it."""
+        return "conf/pricing" if Path(self.folder) == DEFAULT_FOLDER else self.folder
 
     def skus(self) -> tuple[str, ...]:
         return tuple(sorted(self._by_sku))
@@ -229,12 +234,12 @@ class PriceBook:
         """
         rows = self._by_sku.get(sku, ())
         if not rows:
-            raise MissingPriceError(f"no price for SKU {sku!r} in {self.folder}; add it with: {add_command(sku)}")
+            raise MissingPriceError(f"no price for SKU {sku!r} in {self.shown}; add it with: {add_command(sku)}")
         chosen = purchase or _usual_purchase(sku, rows)
         rows = tuple(r for r in rows if r.purchase == chosen)
         if not rows:
             raise MissingPriceError(
-                f"no {chosen} price for SKU {sku!r} in {self.folder}; add it with: {add_command(sku, chosen)}"
+                f"no {chosen} price for SKU {sku!r} in {self.shown}; add it with: {add_command(sku, chosen)}"
             )
         regions = sorted({r.region for r in rows})
         if region is not None:
@@ -242,7 +247,7 @@ class PriceBook:
             rows = exact or tuple(r for r in rows if r.region == "")
             if not rows:
                 raise MissingPriceError(
-                    f"no {chosen} price for SKU {sku!r} in region {region!r}; {self.folder} has it in "
+                    f"no {chosen} price for SKU {sku!r} in region {region!r}; {self.shown} has it in "
                     f"{', '.join(regions)}; add it with: {add_command(sku, chosen)} --region {region}"
                 )
         elif len(regions) > 1:
@@ -268,7 +273,7 @@ class PriceBook:
         if row is None:
             spans = ", ".join(f"{r.valid_from} to {r.valid_to or 'now'}" for r in rows)
             raise MissingPriceError(
-                f"no price for SKU {sku!r} in force at {instant_text(at_ns)}; {self.folder} has {spans or 'none'}; "
+                f"no price for SKU {sku!r} in force at {instant_text(at_ns)}; {self.shown} has {spans or 'none'}; "
                 f"add it with: {add_command(sku, purchase)}"
             )
         return row
