@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rl.spec import ConfigurationError, TaskSpec
 from rl.tasks.scorers import parse_number
-from rl.tasks.sources import Row, read_rows
+from rl.tasks.sources import Row, Rows, read_rows
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,6 @@ class Task:
 def load_task(spec: TaskSpec) -> Task:
     """Read the questions of `spec` and split them.
 
-    Of rows that ask the same question the first counts. Where the source brings a split of its own (a folder or a hub
-    data set with `train` and `test`), evaluation is drawn from `test` and training from `train`, less what evaluation
-    holds.
-
     Raises:
         ConfigurationError: a source that is missing or has a bad row (named by file and line), or too few questions.
     """
@@ -60,7 +56,19 @@ def load_task(spec: TaskSpec) -> Task:
         )
     if "{question}" not in spec.prompt_template:
         raise ConfigurationError(f"task.prompt_template={spec.prompt_template!r} has no {{question}} in it")
-    rows = read_rows(spec)
+    return split(spec, read_rows(spec))
+
+
+def split(spec: TaskSpec, rows: Rows) -> Task:
+    """Training and evaluation of `rows`.
+
+    Of rows that ask the same question the first counts. Where the source brings a split of its own (a folder or a hub
+    data set with `train` and `test`), evaluation is drawn from `test` and training from `train`, less what evaluation
+    holds.
+
+    Raises:
+        ConfigurationError: too few questions, or an answer that the scorer cannot compare.
+    """
     pool = _distinct(spec, rows.train)
     held_out = pool if rows.test is None else _distinct(spec, rows.test)
     evaluation = held_out[: spec.eval_questions]

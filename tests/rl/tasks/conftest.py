@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.spec import TaskSpec
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> Callable[..., TaskSpec]:
+    """A task whose JSONL file has the given rows."""
+
+    def make(rows: list[dict[str, Any]], **settings: Any) -> TaskSpec:
+        path = tmp_path / "task.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return TaskSpec("file", "mine", path=str(path), **settings)
+
+    return make
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Write a user's module and make it importable, also for worker processes; gives its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(source: str) -> str:
+        name = f"user_module_{len(list(tmp_path.glob('user_module_*.py')))}_{tmp_path.name}"
+        (tmp_path / f"{name}.py").write_text(source)
+        return name
+
+    return make

@@ -1,0 +1,100 @@
+"""The order in which training questions are asked: distinct, complete, seeded, and resumable from a small state."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl.spec import ConfigurationError
+from rl.tasks import PromptSampler, Question
+
+
+def questions(count: int) -> list[Question]:
+    return [Question(f"{i:016x}", ({"role": "user", "content": f"q{i}"},), "1") for i in range(count)]
+
+
+def ids(drawn: list[Question]) -> list[str]:
+    return [q.question_id for q in drawn]
+
+
+counts = st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
+
+
+@given(counts=counts, seed=st.integers(0, 2**32), draws=st.integers(1, 30))
+def test_a_draw_never_has_a_question_twice_and_all_questions_come_equally_often(
+    counts: tuple[int, int], seed: int, draws: int
+) -> None:
+    total, per_step = counts
+    sampler = PromptSampler(questions(total), per_step, seed)
+    seen = dict.fromkeys(ids(questions(total)), 0)
+    for _ in range(draws):
+        drawn = ids(sampler.draw())
+        assert len(drawn) == per_step == len(set(drawn))
+        for i in drawn:
+            seen[i] += 1
+    # A question put off at the end of an epoch is one draw late, never more than one epoch behind.
+    assert max(seen.values()) - min(seen.values()) <= 2
+    assert sum(seen.values()) == draws * per_step
+
+
+@given(total=st.integers(1, 6), factor=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_an_epoch_of_whole_draws_holds_every_question_once(total: int, factor: int, seed: int) -> None:
+    sampler = PromptSampler(questions(total * factor), total, seed)
+    for _ in range(3):
+        epoch = [i for _ in range(factor) for i in ids(sampler.draw())]
+        assert sorted(epoch) == ids(questions(total * factor))
+
+
+@given(
+    counts=counts,
+    seed=st.integers(0, 2**32),
+    before=st.lists(st.integers(0, 12), max_size=12),
+    after=st.lists(st.integers(0, 12), min_size=1, max_size=12),
+)
+def test_resumed_from_its_state_it_draws_exactly_what_the_uninterrupted_one_draws(
+    counts: tuple[int, int], seed: int, before: list[int], after: list[int]
+) -> None:
+    total, per_step = counts
+    whole = PromptSampler(questions(total), per_step, seed)
+    for count in before:
+        whole.draw(min(count, total))
+    state = json.loads(json.dumps(whole.state()))
+    resumed = PromptSampler(list(reversed(questions(total))), per_step, seed)
+    resumed.restore(state)
+    for count in after:
+        assert resumed.draw(min(count, total)) == whole.draw(min(count, total))
+    assert resumed.state() == whole.state()
+
+
+def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
+    first, other = PromptSampler(questions(30), 30, seed=0), PromptSampler(questions(30), 30, seed=1)
+    one, two = ids(first.draw()), ids(first.draw())
+    assert one != two
+    assert ids(other.draw()) not in (one, two)
+    assert first.epoch == 1
+
+
+def test_the_state_stays_small_however_many_questions_there_are() -> None:
+    sampler = PromptSampler(questions(5000), 64, seed=0)
+    for _ in range(100):
+        sampler.draw()
+    assert len(json.dumps(sampler.state())) < 5000
+
+
+def test_more_prompts_than_questions_are_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigurationError, match="prompts_per_step=9, and the task has 8 distinct training questions"):
+        PromptSampler(questions(8), 9, seed=0)
+    with pytest.raises(ConfigurationError, match="prompts_per_step=0"):
+        PromptSampler(questions(8), 0, seed=0)
+    with pytest.raises(ValueError, match="cannot draw 9 different questions of 8"):
+        PromptSampler(questions(8), 8, seed=0).draw(9)
+
+
+@pytest.mark.parametrize(("count", "seed"), [(9, 0), (8, 1)])
+def test_a_position_in_other_data_or_of_another_seed_is_refused(count: int, seed: int) -> None:
+    state = PromptSampler(questions(8), 2, seed=0).state()
+    with pytest.raises(ConfigurationError, match="belongs to other training questions or another seed"):
+        PromptSampler(questions(count), 2, seed).restore(state)
