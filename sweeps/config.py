@@ -69,12 +69,12 @@ def build(cfg: DictConfig) -> SweepConfig:
         raise composition_error(error) from error
     data.pop("hydra", None)
     config = _typed(data)
-    paths = {f.name: str(Path(getattr(config.paths, f.name)).expanduser()) for f in dataclasses.fields(config.paths)}
     search = dataclasses.replace(config.search, cards_per_trial=config.search.cards_per_trial or config.machine.cards)
-    config = dataclasses.replace(config, paths=dataclasses.replace(config.paths, **paths), search=search)
+    config = dataclasses.replace(config, search=search)
     if found := problems(config):
         raise ConfigError("\n".join(found))
-    return config
+    paths = {f.name: str(Path(getattr(config.paths, f.name)).expanduser()) for f in dataclasses.fields(config.paths)}
+    return dataclasses.replace(config, paths=dataclasses.replace(config.paths, **paths))
 
 
 def canonical(config: SweepConfig) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def _parse(text: str) -> Override:
             raise ConfigError(f"{text!r} is not of the form KEY=VALUE{_did_you_mean(near)}") from error
         key, _, value = text.partition("=")
         raise ConfigError(
-            f"{text!r} cannot be read; lists are written {key}=[1,2], and a text with commas, quotes or brackets is "
-            f"quoted twice: '{key}=\"{value.strip(chr(34))}\"'"
+            f"{text!r} cannot be read; lists are written {key}=[1,2], and a text with commas, quotes, brackets or ~ "
+            f"is quoted twice: '{key}=\"{value.strip(chr(34))}\"'"
         ) from error
 
 

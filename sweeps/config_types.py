@@ -69,7 +69,7 @@ class MachineConfig:
     """auto: the Ray that RAY_ADDRESS names, else our own on this host. local: our own. Else a Ray's host:port."""
 
     @property
-    def description(self) -> str:
+    def hardware(self) -> str:
         """For people: `8 x NVIDIA H100 80GB HBM3, 80 GiB at 3350 GB/s each, nvswitch 900 GB/s`."""
         several = self.cards > 1
         count, each = (f"{self.cards} x ", " each") if several else ("", "")
