@@ -131,7 +131,11 @@ def phase_totals(
 
 
 def phase_totals_after_checkpoint(
-    connection: Connection, outcomes: Sequence[str], *, lease_ids: Sequence[str] | None = None
+    connection: Connection,
+    outcomes: Sequence[str],
+    *,
+    lease_ids: Sequence[str] | None = None,
+    as_of_ns: int | None = None,
 ) -> dict[int, dict[str, int]]:
     """The part of `phase_totals` reported after the last checkpoint, for usages that ended in one of `outcomes`."""
     phase, end = schema.phase, schema.usage_end
@@ -145,6 +149,7 @@ def phase_totals_after_checkpoint(
         .where(end.c.outcome.in_(outcomes), phase.c.sequence > last.scalar_subquery())
         .group_by(phase.c.usage_id, phase.c.kind)
     )
+    query = _until(query, phase.c.written_ns, as_of_ns)
     return _by_usage(connection, query, phase.c.usage_id, lease_ids)
 
 

@@ -70,7 +70,7 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where a ledger can be opened: every test that takes this runs on both databases."""
     if request.param == "sqlite":
         return str(tmp_path / "ledger.db")
@@ -81,6 +81,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     with psycopg.connect(host=socket, user="tester", dbname="postgres", autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
     return f"postgresql://tester@/{name}?host={socket}"
+
+
+@pytest.fixture
+def place(any_database: str) -> str:
+    return any_database
 
 
 @pytest.fixture

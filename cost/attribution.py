@@ -1,0 +1,218 @@
+"""From facts and prices to lines: every part of every lease's charge, with who caused it and when.
+
+Reads the ledger, charges each lease by the price book and its provider's rule, splits the charge (`allocation`), and
+adds corrections as lines of their own. Rounds nothing and shows nothing. A lease without a price gives lines that are
+marked unpriced, never lines of zero cost that look like a price.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from sqlalchemy import Connection, select
+
+from cost import facts, schema
+from cost.allocation import Allocation, LeaseFacts, UsageFacts, allocate
+from cost.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
+from cost.driver import Driver
+from cost.money import largest_remainder
+from cost.prices import PriceBook, PriceRow, split_tax
+from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
+
+INTERRUPTED = "interrupted"
+"""How a lease ended whose machine the provider took back."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A part of what a lease cost: one category, one holder, one stretch of time at one price."""
+
+    lease: Lease
+    sweep_id: str
+    """Empty: no sweep is answerable."""
+    trial_id: str
+    """Empty: overhead."""
+    attempt: int
+    category: str
+    pico: int
+    micro_card_ns: int
+    from_ns: int
+    to_ns: int
+    price: PriceRow | None
+    """None for corrections and for unpriced leases."""
+    unpriced: bool
+    flags: tuple[str, ...] = ()
+
+    @property
+    def imputed(self) -> bool:
+        """Own hardware: a cost, but on nobody's bill."""
+        return self.lease.purchase == "own" or (self.price is not None and self.price.per == "kwh")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of some leases. For each lease they sum to its charge with its corrections."""
+
+    lines: tuple[Line, ...]
+    usages: dict[tuple[str, UsageKey], Usage]
+    """By sweep and key."""
+    leases: tuple[LeaseState, ...]
+
+
+def attribute(
+    ledger: Driver,
+    book: PriceBook,
+    now_ns: int,
+    *,
+    sweep_id: str | None = None,
+    cuts: Sequence[int] = (),
+    rules: Sequence[BillingRule] | None = None,
+    as_of_ns: int | None = None,
+) -> Lines:
+    """All lines of all leases, or of those that a sweep was attached to (other sweeps' lines on them included).
+
+    No line crosses one of `cuts` (sorted instants). `as_of_ns`: only what had been written down by then counts.
+
+    Raises:
+        PriceError: a price or a billing rule is missing that the lease had when it was opened.
+    """
+    rules = load_rules(book.folder) if rules is None else rules
+    with ledger.read() as connection:
+        everything = _read(connection, sweep_id, as_of_ns)
+        lines = _corrections(connection, everything, as_of_ns)
+    found: list[Line] = []
+    usages: dict[tuple[str, UsageKey], Usage] = {}
+    for one in everything:
+        usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
+        prices = price_series(one.state.lease, book)
+        segments = cut(lease_charge(one.state, prices, rules, now_ns), cuts)
+        found += _lines(one, segments, {row.hash: row for row in prices}, allocate(one, segments))
+    return Lines((*found, *lines), usages, tuple(one.state for one in everything))
+
+
+def price_series(lease: Lease, book: PriceBook) -> tuple[PriceRow, ...]:
+    """The prices a lease is charged at over time: the series of the row that was quoted when it was opened.
+
+    Empty for a lease that was opened without a price and still has none.
+
+    Raises:
+        MissingPriceError: it had a price when it was opened, and the book has none any more.
+    """
+    quoted = book.by_hash(lease.price_hash) if lease.price_hash else None
+    if quoted is not None:
+        return book.series(quoted.sku, purchase=quoted.purchase, region=quoted.region, kind=quoted.kind)
+    if lease.price_hash is None and lease.sku not in book.skus():
+        return ()
+    return book.series(lease.sku, purchase=lease.purchase, region=lease.region or None)
+
+
+def lease_charge(
+    state: LeaseState, prices: Sequence[PriceRow], rules: Sequence[BillingRule], now_ns: int
+) -> tuple[Segment, ...]:
+    """What a lease has cost by `now_ns`, segment by segment; a segment of nothing where there is no price."""
+    to_ns = state.to_ns if state.to_ns is not None and state.to_ns <= now_ns else max(now_ns, state.from_ns)
+    if not prices:
+        return (Segment(state.from_ns, to_ns, 0, "machine", ""),)
+    ended: Ended | None = None
+    if state.to_ns is not None and state.to_ns <= now_ns:
+        ended = "provider" if state.how == INTERRUPTED else "user"
+    lease = state.lease
+    rule = rule_for(rules, prices[0].provider, prices[0].purchase)
+    watts = lease.watts if lease.watts is not None else 0
+    return charge(state.from_ns, to_ns, rule=rule, prices=prices, cards=lease.cards, watts=watts, ended=ended)
+
+
+def cut(segments: Iterable[Segment], cuts: Sequence[int]) -> list[Segment]:
+    """The same charge in segments that cross no cut; each is split in proportion to time, exactly."""
+    found: list[Segment] = []
+    for segment in segments:
+        inner = cuts[bisect_right(cuts, segment.from_ns) : bisect_left(cuts, segment.to_ns)]
+        edges = [segment.from_ns, *inner, segment.to_ns]
+        lengths = [b - a for a, b in pairwise(edges)]
+        parts = [segment.pico] if len(lengths) == 1 else largest_remainder(segment.pico, lengths)
+        for start, length, pico in zip(edges, lengths, parts, strict=False):
+            found.append(replace(segment, from_ns=start, to_ns=start + length, pico=pico))
+    return found
+
+
+def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None) -> list[LeaseFacts]:
+    lease_ids: list[str] | None = None
+    if sweep_id is not None:
+        query = select(schema.attachment.c.lease_id).where(schema.attachment.c.sweep_id == sweep_id).distinct()
+        lease_ids = list(connection.execute(query).scalars())
+        if not lease_ids:
+            return []
+    where = {} if lease_ids is None else {"lease_id": lease_ids}
+    states = facts.lease_states(connection, as_of_ns=as_of_ns, **where)
+    attachments: dict[str, list] = {}
+    for one in facts.attachments(connection, lease_ids, as_of_ns=as_of_ns):
+        attachments.setdefault(one.lease_id, []).append(one)
+    phases = facts.phase_totals(connection, lease_ids=lease_ids, as_of_ns=as_of_ns)
+    lost = facts.phase_totals_after_checkpoint(connection, sorted(DIED), lease_ids=lease_ids, as_of_ns=as_of_ns)
+    usages: dict[str, list[UsageFacts]] = {}
+    for number, usage in facts.usages(connection, lease_ids=lease_ids, as_of_ns=as_of_ns).items():
+        of_lease = usages.setdefault(usage.key.lease_id, [])
+        of_lease.append(UsageFacts(number, usage, phases.get(number, {}), lost.get(number, {})))
+    return [
+        LeaseFacts(s, tuple(attachments.get(s.lease.lease_id, ())), tuple(usages.get(s.lease.lease_id, ())))
+        for s in states
+    ]
+
+
+def _lines(
+    one: LeaseFacts, segments: Sequence[Segment], rows: dict[str, PriceRow], allocation: Allocation
+) -> list[Line]:
+    lease = one.state.lease
+    over = {(u.usage.sweep_id, u.usage.key) for u in one.usages if u.number in allocation.over_reported}
+    of_lease = ("oversubscribed",) if allocation.oversubscribed_ns else ()
+    found: list[Line] = []
+    by_segment: list[dict[str, int]] = [{} for _ in segments]
+    for share in allocation.shares:
+        segment = segments[share.segment]
+        key = UsageKey(share.lease_id, share.trial_id, share.attempt)
+        flags = (*of_lease, "over_reported") if (share.sweep_id, key) in over else of_lease
+        price = rows.get(segment.price_hash)
+        line = Line(
+            *(lease, share.sweep_id, share.trial_id, share.attempt, share.category, share.pico, share.micro_card_ns),
+            *(segment.from_ns, segment.to_ns, price, not rows, flags),
+        )
+        totals = by_segment[share.segment]
+        totals[share.sweep_id] = totals.get(share.sweep_id, 0) + share.pico
+        found.append(line)
+    return [*found, *_tax(lease, segments, rows, by_segment)]
+
+
+def _tax(
+    lease: Lease, segments: Sequence[Segment], rows: dict[str, PriceRow], by_segment: Sequence[dict[str, int]]
+) -> list[Line]:
+    """Tax that comes on top of the prices, in proportion to what each sweep pays before it."""
+    found: list[Line] = []
+    for segment, totals in zip(segments, by_segment, strict=True):
+        row = rows.get(segment.price_hash)
+        if row is None or row.tax_included or not row.tax_rate or not totals or not any(totals.values()):
+            continue
+        _, tax = split_tax(row, segment.pico)
+        for sweep_id, pico in zip(totals, largest_remainder(tax, list(totals.values())), strict=True):
+            found.append(
+                Line(lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, unpriced=False)
+            )
+    return found
+
+
+def _corrections(connection: Connection, everything: Sequence[LeaseFacts], as_of_ns: int | None) -> list[Line]:
+    leases = {one.state.lease.lease_id: one.state.lease for one in everything}
+    table = schema.correction
+    query = select(table).order_by(table.c.written_ns, table.c.correction_id)
+    if as_of_ns is not None:
+        query = query.where(table.c.written_ns <= as_of_ns)
+    return [
+        Line(
+            *(leases[row.lease_id], row.sweep_id, row.trial_id, row.attempt, row.category, row.pico, 0),
+            *(row.at_ns, row.at_ns, None, False, ("corrected",)),
+        )
+        for row in connection.execute(query)
+        if row.lease_id in leases
+    ]
