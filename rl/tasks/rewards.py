@@ -217,7 +217,10 @@ class _Worker:
 
     def how_it_ended(self) -> str | None:
         """None while it runs. Leaves it to `kill` to reap it: until then nobody else gets its process id."""
-        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        try:
+            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # a library of this process waits for all children, not only for its own
+            return "the worker ended, how is not known"
         if ended is None:
             return None
         return f"the worker ended with {'exit code' if ended.si_code == os.CLD_EXITED else 'signal'} {ended.si_status}"
