@@ -1,0 +1,273 @@
+"""Turns judged completions into optimiser updates and the curves of each update.
+
+The rollout batch is cut into mini-batches of whole groups, one update each; a mini-batch into micro-batches by a token
+budget. Losses are shares of sums over counts of the whole update, so neither cut changes the gradient. Samples
+nothing, scores nothing, writes nothing.
+"""
+# ruff: noqa: F722 - jaxtyping's shape strings are not Python
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rl.advantages import advantages, kl_in_reward, zero_variance
+from rl.batch import Denominators, LossBatch, count_denominators, make_loss_mask
+from rl.curves import SamplerSums, UpdateSums, ratio_is_one
+from rl.layout import MicroBatch, Sequences, micro_batches
+from rl.losses import policy_loss
+from rl.phases import PhaseClock
+from rl.policy import Policy
+from rl.ranks import Ranks
+from rl.rollout.engine import Completion
+from rl.schedule import lr_factor
+from rl.spec import AlgorithmSpec, TrainerSpec, TrialError, UpdateCurves
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt and what each was worth before any KL: weighted rewards plus penalties."""
+
+    question_id: str
+    prompt: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    rewards: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LearnedStep:
+    """What training on one rollout batch did."""
+
+    updates: tuple[UpdateCurves, ...]
+    sampler: SamplerSums
+    rewards: Float[Tensor, "prompts group"]
+    """What was optimised: the groups' rewards, less the KL where it belongs into the reward."""
+    zero_std: tuple[bool, ...]
+    """Per group: all its rewards were equal."""
+    loss_tokens: int
+    trained: tuple[bool, ...]
+    """Per group: at least one of its tokens carried gradient."""
+
+
+@dataclass
+class _Micro:
+    """A micro-batch with all that the loss needs besides the policy's own forward pass; [sequences, width] each."""
+
+    batch: MicroBatch
+    rows: Tensor
+    """[sequences]: places of the completions in the rollout batch, flattened."""
+    loss_mask: Tensor
+    completion_mask: Tensor
+    sampler: Tensor
+    old: Tensor | None = None
+    reference: Tensor | None = None
+
+
+class Learner:
+    """Owns the optimiser and counts updates. `base_lr` may be set between updates."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Policy | None,
+        algorithm: AlgorithmSpec,
+        trainer: TrainerSpec,
+        temperature: float,
+        total_updates: int,
+        ranks: Ranks,
+    ) -> None:
+        self.policy = policy
+        self.base_lr = algorithm.lr
+        self.updates_done = 0
+        self._reference = reference
+        self._algorithm = algorithm
+        self._trainer = trainer
+        self._temperature = temperature
+        self._total_updates = total_updates
+        self._ranks = ranks
+        self.optimizer = _adamw(policy, algorithm)
+
+    def learn(self, groups: Sequence[Group], clock: PhaseClock) -> LearnedStep:
+        """Train on a rollout batch: `updates_per_rollout` updates, fewer if there are fewer groups.
+
+        Raises:
+            TrialError: the gradient is not finite; the weights are still those of before.
+        """
+        minis = [self._micros(groups, part) for part in _parts(len(groups), self._algorithm.updates_per_rollout)]
+        with clock.phase("logprob"), torch.no_grad():
+            self._recompute(minis)
+            rewards = self._rewards(groups, [m for mini in minis for m in mini])
+            advantage = advantages(rewards, self._algorithm).flatten().to(self.policy.device)
+        sampler = SamplerSums.empty(self.policy.device)
+        curves = []
+        for index, mini in enumerate(minis):
+            with clock.phase("train"):
+                update, seen = self._update(mini, advantage, index)
+            curves.append(update)
+            sampler = sampler + seen
+        # A step of fewer updates still stands for `updates_per_rollout` of the schedule.
+        self.updates_done += self._algorithm.updates_per_rollout - len(minis)
+        self._ranks.sum_(sampler.sums)
+        self._ranks.max_(sampler.maxima)
+        masks = [m.loss_mask for mini in minis for m in mini]
+        return LearnedStep(
+            updates=tuple(curves),
+            sampler=sampler,
+            rewards=rewards,
+            zero_std=tuple(zero_variance(rewards).tolist()),
+            loss_tokens=sum(int(mask.sum()) for mask in masks),
+            trained=_any_per_group(minis, len(groups), rewards.shape[1]),
+        )
+
+    def _micros(self, groups: Sequence[Group], part: range) -> list[_Micro]:
+        """The micro-batches of the groups in `part`."""
+        chosen = [groups[i] for i in part]
+        flat = [c for g in chosen for c in g.completions]
+        first = part.start * len(groups[0].completions) if part else 0
+        laid_out = micro_batches(
+            [Sequences(g.prompt, tuple(c.ids for c in g.completions)) for g in chosen],
+            self._trainer.micro_batch_tokens,
+            self._trainer.packing,
+            self.policy.pad_id,
+        )
+        micros = []
+        for batch in laid_out:
+            mask = batch.completion_mask()
+            sampler = torch.zeros(mask.shape)
+            sampler[mask] = torch.tensor([x for s in batch.sequences for x in flat[s].logprobs])
+            truncated = torch.tensor([flat[s].truncated for s in batch.sequences])
+            loss_mask = make_loss_mask(mask, truncated, self._algorithm, sampler)
+            rows = torch.tensor(batch.sequences) + first
+            device = self.policy.device
+            micros.append(
+                _Micro(batch.to(device), rows.to(device), loss_mask.to(device), mask.to(device), sampler.to(device))
+            )
+        return micros
+
+    def _recompute(self, minis: Sequence[Sequence[_Micro]]) -> None:
+        """Log-probabilities of the policy before the first update, and of the reference, where they are needed.
+
+        The first mini-batch is left out unless the reward needs it: its old log-probabilities are those of its own
+        training pass.
+        """
+        algorithm = self._algorithm
+        for index, mini in enumerate(minis):
+            for micro in mini:
+                if algorithm.old_logprobs == "sampler":
+                    micro.old = micro.sampler
+                elif index > 0 or _kl_in_reward(algorithm):
+                    micro.old = self.policy.forward(micro.batch, self._temperature)[0]
+                if self._reference is not None:
+                    micro.reference = self._reference.forward(micro.batch, self._temperature)[0]
+                elif algorithm.kl_coef > 0:
+                    with self.policy.reference_weights():
+                        micro.reference = self.policy.forward(micro.batch, self._temperature)[0]
+
+    def _rewards(self, groups: Sequence[Group], micros: Sequence[_Micro]) -> Float[Tensor, "prompts group"]:
+        rewards = torch.tensor([g.rewards for g in groups], dtype=torch.float64)
+        if not _kl_in_reward(self._algorithm):
+            return rewards
+        flat = rewards.flatten()
+        for m in micros:
+            assert m.old is not None
+            assert m.reference is not None
+            flat[m.rows.cpu()] -= kl_in_reward(m.old, m.reference, m.loss_mask, self._algorithm).cpu()
+        return flat.view(rewards.shape)
+
+    def _update(self, mini: Sequence[_Micro], advantage: Tensor, index: int) -> tuple[UpdateCurves, SamplerSums]:
+        """One optimiser update; `index` counts within the step. The reductions are the same on every rank."""
+        device, algorithm = self.policy.device, self._algorithm
+        denominators = self._denominators(mini)
+        sums, sampler = UpdateSums.empty(device), SamplerSums.empty(device)
+        for micro in mini:
+            logprobs, entropy = self.policy.forward(micro.batch, self._temperature)
+            batch = LossBatch(
+                logprobs=logprobs,
+                old_logprobs=logprobs.detach() if micro.old is None else micro.old,
+                sampler_logprobs=micro.sampler,
+                reference_logprobs=micro.reference,
+                entropy=entropy,
+                loss_mask=micro.loss_mask,
+                advantages=advantage[micro.rows],
+            )
+            loss, part = policy_loss(batch, algorithm, denominators)
+            loss.backward()
+            sums = sums + part
+            if algorithm.old_logprobs == "learner":
+                sampler = sampler + self._against_sampler(batch.old_logprobs, micro)
+            elif index == 0:  # still the policy that sampled: afterwards the difference would be the training itself
+                sampler = sampler + self._against_sampler(logprobs.detach(), micro)
+        self._ranks.sum_(sums.sums)
+        self._ranks.max_(sums.maxima)
+        lr = self.base_lr * lr_factor(algorithm, self.updates_done, self._total_updates)
+        grad_norm = self._step_optimizer(lr, denominators)
+        self.updates_done += 1
+        return sums.curves(grad_norm=grad_norm, lr=lr, ratio_is_one=ratio_is_one(algorithm, index)), sampler
+
+    def _denominators(self, mini: Sequence[_Micro]) -> Denominators:
+        own = sum((count_denominators(m.loss_mask) for m in mini), Denominators(0, 0))
+        counts = torch.tensor([own.tokens, own.sequences], dtype=torch.float64, device=self.policy.device)
+        self._ranks.sum_(counts)
+        return Denominators(int(counts[0]), int(counts[1]))
+
+    def _against_sampler(self, logprobs: Tensor, micro: _Micro) -> SamplerSums:
+        return SamplerSums.of(logprobs, micro.sampler, micro.completion_mask, self._algorithm)
+
+    def _step_optimizer(self, lr: float, denominators: Denominators) -> float:
+        """Sum gradients over ranks, clip, step; the norm before clipping. An update without tokens changes nothing."""
+        parameters = [p for _, p in self.policy.parameters()]
+        if self._ranks.size > 1:
+            for p in parameters:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                self._ranks.sum_(p.grad)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.max_grad_norm))
+        if not torch.isfinite(torch.tensor(norm)):
+            raise TrialError(
+                f"the gradient norm of update {self.updates_done} is {norm}: the run has diverged; "
+                f"a learning rate below {lr:g} or a smaller max_grad_norm would be the first thing to try"
+            )
+        if denominators.tokens:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+
+def _adamw(policy: Policy, algorithm: AlgorithmSpec) -> torch.optim.AdamW:
+    """Weight decay acts on matrices, not on norms and biases."""
+    named = policy.parameters()
+    matrices = [p for _, p in named if p.ndim >= 2]
+    others = [p for _, p in named if p.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": algorithm.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=algorithm.lr,
+        betas=(algorithm.adam_beta1, algorithm.adam_beta2),
+        eps=algorithm.adam_eps,
+        fused=True,
+    )
+
+
+def _kl_in_reward(algorithm: AlgorithmSpec) -> bool:
+    return algorithm.kl_placement == "reward" and algorithm.kl_coef > 0
+
+
+def _parts(groups: int, updates: int) -> list[range]:
+    """`groups` cut into `updates` runs of nearly equal length, none empty."""
+    updates = min(updates, groups)
+    bounds = [groups * i // updates for i in range(updates + 1)] if updates else [0]
+    return [range(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def _any_per_group(minis: Sequence[Sequence[_Micro]], groups: int, size: int) -> tuple[bool, ...]:
+    found = [False] * groups
+    for mini in minis:
+        for m in mini:
+            for row, used in zip(m.rows.tolist(), m.loss_mask.any(dim=1).tolist(), strict=True):
+                found[row // size] |= used
+    return tuple(found)

@@ -1,0 +1,226 @@
+"""The policy: a causal language model, its tokenizer, and log-probabilities of completions under it.
+
+Weights are held in fp32 (what is trained must not round a step of 1e-6 away); `bf16` means autocast. A frozen copy of
+the policy serves as the reference. Never samples, never steps an optimiser.
+"""
+# ruff: noqa: F722 - jaxtyping's shape strings are not Python
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rl.layout import MicroBatch
+from rl.logprobs import token_logprobs
+from rl.spec import ConfigurationError, ModelSpec, TrainerSpec
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model and how its log-probabilities are taken. `version` lives with the loop, not here."""
+
+    model: nn.Module
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    """Every id that ends a completion: the tokenizer's and the generation configuration's."""
+    pad_id: int
+    device: torch.device
+    autocast: bool
+    chunk_tokens: int
+
+    @property
+    def backbone(self) -> nn.Module:
+        return _backbone(self.model)
+
+    @property
+    def head(self) -> nn.Linear:
+        """The projection to the vocabulary."""
+        return _head(self.model)
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """What is trained, by name, in an order that is the same in every process."""
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def forward(
+        self, batch: MicroBatch, temperature: float
+    ) -> tuple[Float[Tensor, "sequences width"], Float[Tensor, "sequences width"]]:
+        """(log-probabilities, entropies) of the completion tokens of `batch` at `temperature`; 0 in empty places.
+
+        Only positions that predict a completion token reach the vocabulary projection. The gradient flows through the
+        log-probabilities.
+        """
+        batch = batch.to(self.device)
+        with self.compute():
+            hidden = self.backbone(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                position_ids=batch.position_ids,
+                use_cache=False,
+            ).last_hidden_state
+            hidden = hidden.flatten(0, 1)[batch.source]
+        if self.autocast:
+            hidden = hidden.to(torch.bfloat16)
+        logprobs, entropy = token_logprobs(
+            hidden, self.head.weight, self.head.bias, batch.target, temperature, self.chunk_tokens
+        )
+        shape = (len(batch.sequences), batch.width)
+        empty = logprobs.new_zeros(shape[0] * shape[1])
+        return empty.scatter(0, batch.place, logprobs).view(shape), empty.scatter(0, batch.place, entropy).view(shape)
+
+    def compute(self) -> contextlib.AbstractContextManager[Any]:
+        """The precision that the model's layers run in."""
+        if not self.autocast:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    @contextlib.contextmanager
+    def reference_weights(self) -> Iterator[None]:
+        """LoRA: within it the adapters are off, so that the policy is its own reference."""
+        with self.model.disable_adapter():  # type: ignore[operator]
+            yield
+
+    def frozen_copy(self) -> Policy:
+        """A copy that is never trained: the reference, or what an engine samples with.
+
+        Under autocast the linear layers' weights are kept in bf16, which is what autocast makes of them anyway: the
+        same numbers at half the memory, and no cast at every use.
+        """
+        model: Any = copy.deepcopy(self.model).requires_grad_(False).eval()
+        model.gradient_checkpointing_disable()
+        if self.autocast:
+            if _is_tied(model):
+                head = nn.Linear(1, 1, bias=False)
+                head.weight = nn.Parameter(_head(model).weight.detach().clone(), requires_grad=False)
+                model.set_output_embeddings(head)
+            for module in model.modules():
+                if isinstance(module, nn.Linear):
+                    module.to(torch.bfloat16)
+        return dataclasses.replace(self, model=model)
+
+    @torch.no_grad()
+    def copy_trained_from(self, trained: Policy) -> None:
+        """Make this frozen copy equal to the policy it was copied from."""
+        own = dict(self.model.named_parameters())
+        for name, parameter in trained.parameters():
+            own[name].copy_(parameter)
+        if _is_tied(trained.model) and not _is_tied(self.model):
+            _head(self.model).weight.copy_(_head(trained.model).weight)
+
+
+def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: torch.device) -> Policy:
+    """Load the weights in fp32 and make them ready to train.
+
+    Raises:
+        ConfigurationError: an architecture whose logits are more than a linear layer of its last hidden states, one
+            that cannot be packed while `trainer.packing` is on, or a tokenizer without an end-of-sequence token.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    network: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=model.attention, use_safetensors=True
+    )
+    network.to(device)
+    eos_ids = _eos_ids(tokenizer, network)
+    if not eos_ids:
+        raise ConfigurationError(f"the tokenizer in {folder} names no end-of-sequence token: completions cannot end")
+    _without_dropout(network)
+    _check_head(network, device)
+    if trainer.packing:
+        _check_packing(network.config, model)
+    if model.lora_rank:
+        network = _with_lora(network, model)
+    network.eval()
+    if trainer.gradient_checkpointing:
+        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if model.lora_rank:
+            network.enable_input_require_grads()
+        network.train()  # transformers checkpoints only in training mode; dropout is off in either
+    return Policy(
+        model=network,
+        tokenizer=tokenizer,
+        eos_ids=frozenset(eos_ids),
+        pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(eos_ids),
+        device=device,
+        autocast=trainer.precision == "bf16",
+        chunk_tokens=trainer.logprob_chunk_tokens,
+    )
+
+
+def _backbone(model: Any) -> Any:
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner.base_model
+
+
+def _head(model: Any) -> nn.Linear:
+    return model.get_output_embeddings()
+
+
+def _is_tied(model: Any) -> bool:
+    return _head(model).weight is model.get_input_embeddings().weight
+
+
+def _eos_ids(tokenizer: Any, network: Any) -> set[int]:
+    found: set[int] = set()
+    for source in (tokenizer.eos_token_id, network.generation_config.eos_token_id):
+        found.update([source] if isinstance(source, int) else source or [])
+    return found
+
+
+def _without_dropout(network: nn.Module) -> None:
+    """The ratio of a policy to itself must be 1: nothing random may happen in a forward pass."""
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def _check_head(network: Any, device: torch.device) -> None:
+    """Some architectures scale or cap their logits after the projection; ours would then be wrong without a word."""
+    head = network.get_output_embeddings()
+    ids = torch.arange(4, device=device)[None] % network.config.vocab_size
+    with torch.no_grad():
+        whole = network(input_ids=ids, use_cache=False).logits
+        ours = head(_backbone(network)(input_ids=ids, use_cache=False).last_hidden_state)
+    if not isinstance(head, nn.Linear) or not torch.allclose(whole, ours, rtol=1e-4, atol=1e-4):
+        raise ConfigurationError(
+            f"{type(network).__name__}: its logits are not a plain linear layer of its last hidden states (they are "
+            "scaled or capped), which is not supported; Llama, Qwen and Mistral architectures are"
+        )
+
+
+def _check_packing(config: Any, model: ModelSpec) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or model.attention == "flash_attention_2":
+        raise ConfigurationError(
+            f"trainer.packing=true needs full attention with a mask of its own; this model has "
+            f"{', '.join(sorted(kinds))} and model.attention={model.attention}; use trainer.packing=false, or model.attention=sdpa"
+        )
+
+
+def _with_lora(network: Any, model: ModelSpec) -> Any:
+    import peft
+
+    config = peft.LoraConfig(
+        r=model.lora_rank,
+        lora_alpha=model.lora_alpha,  # type: ignore[arg-type]  # a float works and scales as it says
+        target_modules=list(model.lora_targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return peft.get_peft_model(network, config)
+    except ValueError as error:
+        raise ConfigurationError(f"model.lora_targets={', '.join(model.lora_targets)}: {error}") from error
