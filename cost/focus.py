@@ -1,0 +1,366 @@
+"""The books as a FOCUS cost and usage file: version 1.2, or 1.3 with the trial split in its Allocated columns.
+
+Source of every rule here: the FinOps Open Cost and Usage Specification, tags v1.2 and the 1.3 columns
+(https://focus.finops.org). Amounts are exact decimals, never rounded: the file's EffectiveCost sums to the ledger.
+An unpriced lease is an error here, since the format has no word for an unknown cost. Nothing is read or charged here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+from cost.attribution import Line, Lines
+from cost.money import largest_remainder, pico_text
+from cost.prices import PICO, MissingPriceError, PriceBook, PriceRow, add_command, instant_ns
+from cost.records import Lease, Usage
+from cost.schema import MICRO_PER_CARD
+
+VERSIONS = ("1.2", "1.3")
+NS = 10**9
+
+MANDATORY = (
+    *("BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd"),
+    *("BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargePeriodEnd"),
+    *("ChargePeriodStart", "ContractedCost", "EffectiveCost", "InvoiceIssuerName", "ListCost", "PricingQuantity"),
+    *("PricingUnit", "ProviderName", "PublisherName", "ServiceCategory", "ServiceName"),
+)
+"""The columns that 1.2 demands of every file."""
+
+_CONDITIONAL = (
+    *("AvailabilityZone", "ChargeFrequency", "CommitmentDiscountCategory", "CommitmentDiscountId"),
+    *("CommitmentDiscountStatus", "CommitmentDiscountType", "ConsumedQuantity", "ConsumedUnit"),
+    *("ContractedUnitPrice", "ListUnitPrice", "PricingCategory", "RegionId", "ResourceId", "ResourceName"),
+    *("ResourceType", "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceDetails", "SkuPriceId", "SubAccountId"),
+    "Tags",
+)
+_SINCE_1_3 = (
+    *("AllocatedMethodDetails", "AllocatedMethodId", "AllocatedResourceId", "AllocatedResourceName"),
+    *("AllocatedTags", "HostProviderName", "ServiceProviderName"),
+)
+_CUSTOM = (
+    *("x_CardHours", "x_Category", "x_Flags", "x_Imputed", "x_LeaseId", "x_Machine", "x_Owner"),
+    *("x_PriceHash", "x_PriceSource", "x_SweepId", "x_TrialId"),
+)
+
+METHOD = "card-time-largest-remainder"
+"""How a lease's charge is split: by the cards held at each moment, the last 1e-12 by largest remainder."""
+
+_UNITS = {
+    "card_hour": "GPU-Hours",
+    "machine_hour": "Instance-Hours",
+    "kwh": "kWh",
+    "gib_month": "GiB-Months",
+    "gib": "GiB",
+    "request": "Requests",
+    "one_off": "Units",
+}
+_SERVICES = {
+    "storage": ("Storage", "Other (Storage)", "Machine storage"),
+    "egress": ("Networking", "Other (Networking)", "Data transfer"),
+    "requests": ("Storage", "Object Storage", "Storage requests"),
+}
+_COMPUTE = ("Compute", "Virtual Machines", "GPU machines")
+_COMMITMENTS = {"reserved": "Usage", "savings_plan": "Spend", "capacity_block": "Usage"}
+
+
+def columns(version: str = "1.2") -> tuple[str, ...]:
+    """The columns of a file: FOCUS's in alphabetical order, then our own."""
+    if version not in VERSIONS:
+        raise ValueError(f"FOCUS version {version!r} is not written here; choose one of {', '.join(VERSIONS)}")
+    of_focus = (*MANDATORY, *_CONDITIONAL, *(_SINCE_1_3 if version == "1.3" else ()))
+    return (*sorted(of_focus), *_CUSTOM)
+
+
+def month_cuts(from_ns: int, to_ns: int) -> list[int]:
+    """The starts of the UTC months within a span: cuts for `attribute`, so that no row crosses a billing period."""
+    first = datetime.fromtimestamp(from_ns // NS, UTC)
+    year, month = first.year, first.month
+    found = []
+    while (start := instant_ns(datetime(year, month, 1, tzinfo=UTC))) < to_ns:
+        if start > from_ns:
+            found.append(start)
+        year, month = year + month // 12, month % 12 + 1
+    return found
+
+
+@dataclass
+class _Charge:
+    """One row in the making: what one holder owes for one lease, category and price in one billing period."""
+
+    line: Line
+    period: tuple[int, int]
+    pico: int = 0
+    micro_card_ns: int = 0
+    from_ns: int = 0
+    to_ns: int = 0
+    flags: set[str] = field(default_factory=set)
+    ratio: Fraction | None = None
+
+
+def rows(found: Lines, book: PriceBook, *, version: str = "1.2") -> Iterator[dict[str, str]]:
+    """The file's rows, keyed by column; an absent value is an empty text (CSV's null).
+
+    `found` must have been cut at `month_cuts`. Raises MissingPriceError for an unpriced lease.
+    """
+    charges = _gather(found.lines)
+    if version == "1.3":
+        _set_ratios(charges)
+    latest = {(sweep_id, key.lease_id, key.trial_id): usage for (sweep_id, key), usage in found.usages.items()}
+    prices = _Prices(book)
+    for charge in charges:
+        row = _row(charge, prices)
+        if version == "1.3":
+            row |= _allocated(charge, latest)
+        yield row
+
+
+def write(found: Lines, book: PriceBook, path: str | Path, *, version: str = "1.2") -> Path:
+    """Writes the file, whole or not at all."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, columns(version), restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows(found, book, version=version))
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _gather(lines: Iterable[Line]) -> list[_Charge]:
+    months = _Months()
+    gathered: dict[tuple, _Charge] = {}
+    for line in lines:
+        lease = line.lease
+        if line.unpriced:
+            raise MissingPriceError(
+                f"lease {lease.lease_id} has no price, and FOCUS has no word for an unknown cost; "
+                f"add the price of its SKU with: {add_command(lease.sku, lease.purchase)}"
+            )
+        period = months.of(line.from_ns)
+        price = line.price.hash if line.price is not None else ""
+        key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, period[0])
+        charge = gathered.get(key)
+        if charge is None:
+            charge = gathered[key] = _Charge(line, period, from_ns=line.from_ns, to_ns=line.to_ns)
+        charge.pico += line.pico
+        charge.micro_card_ns += line.micro_card_ns
+        charge.from_ns = min(charge.from_ns, line.from_ns)
+        charge.to_ns = max(charge.to_ns, line.to_ns)
+        charge.flags.update(line.flags)
+    return list(gathered.values())
+
+
+class _Months:
+    """The billing period of an instant; neighbouring lines mostly share one."""
+
+    def __init__(self) -> None:
+        self._last = (0, 0)
+
+    def of(self, at_ns: int) -> tuple[int, int]:
+        if not self._last[0] <= at_ns < self._last[1]:
+            day = datetime.fromtimestamp(at_ns // NS, UTC)
+            first = datetime(day.year, day.month, 1, tzinfo=UTC)
+            following = datetime(day.year + day.month // 12, day.month % 12 + 1, 1, tzinfo=UTC)
+            self._last = (instant_ns(first), instant_ns(following))
+        return self._last
+
+
+class _Prices:
+    """The list and effective price beside the one that was charged."""
+
+    def __init__(self, book: PriceBook) -> None:
+        self._book = book
+        self._known: dict[tuple[str, str, int], Decimal] = {}
+
+    def beside(self, row: PriceRow, kind: str, at_ns: int) -> Decimal:
+        key = (row.hash, kind, at_ns)
+        if key not in self._known:
+            try:
+                other = self._book.in_force(row.sku, at_ns, purchase=row.purchase, region=row.region, kind=kind)
+            except MissingPriceError:
+                other = row
+            self._known[key] = other.price
+        return self._known[key]
+
+
+def _row(charge: _Charge, prices: _Prices) -> dict[str, str]:
+    line, lease = charge.line, charge.line.lease
+    category = _category(line)
+    service, subcategory, name = _SERVICES.get(line.category, _COMPUTE)
+    region = (line.price.region if line.price is not None else "") or lease.region
+    region_id, _, zone = region.partition("/")
+    cost = pico_text(charge.pico)
+    row = {
+        "AvailabilityZone": zone,
+        "BilledCost": "0" if line.imputed else cost,
+        "BillingAccountId": lease.account or lease.provider,
+        "BillingAccountName": "",
+        "BillingCurrency": lease.currency,
+        "BillingPeriodEnd": _moment(charge.period[1]),
+        "BillingPeriodStart": _moment(charge.period[0]),
+        "ChargeCategory": category,
+        "ChargeClass": "Correction" if line.category == "refund" else "",
+        "ChargeDescription": _description(line),
+        "ChargeFrequency": "Usage-Based" if category == "Usage" else "One-Time",
+        "ChargePeriodEnd": _moment(max(-(-charge.to_ns // NS), charge.from_ns // NS + 1) * NS),
+        "ChargePeriodStart": _moment(charge.from_ns),
+        "ContractedCost": cost,
+        "EffectiveCost": cost,
+        "InvoiceIssuerName": lease.provider,
+        "ListCost": cost,
+        "ProviderName": lease.provider,
+        "PublisherName": lease.provider,
+        "RegionId": region_id,
+        "ResourceId": lease.resource_id or lease.instance_id,
+        "ResourceName": lease.machine,
+        "ResourceType": "Machine",
+        "ServiceCategory": service,
+        "ServiceName": name,
+        "ServiceSubcategory": subcategory,
+        "SubAccountId": lease.project,
+        "Tags": _tags(lease),
+        "x_CardHours": _decimal(Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)),
+        "x_Category": line.category,
+        "x_Flags": " ".join(sorted(charge.flags)),
+        "x_Imputed": "true" if line.imputed else "false",
+        "x_LeaseId": lease.lease_id,
+        "x_Machine": lease.machine,
+        "x_Owner": lease.owner,
+        "x_SweepId": line.sweep_id,
+        "x_TrialId": line.trial_id,
+    }
+    if line.price is not None:
+        row |= {"x_PriceHash": line.price.hash, "x_PriceSource": line.price.source}
+        if category == "Usage":
+            row |= _priced(charge, line.price, prices, row["x_CardHours"])
+    return row
+
+
+def _priced(charge: _Charge, price: PriceRow, prices: _Prices, card_hours: str) -> dict[str, str]:
+    """What a priced charge of usage says beside its cost: quantity times unit price is the cost, to 1e-12."""
+    lease = charge.line.lease
+    quantity = Fraction(charge.pico, PICO) / Fraction(price.price) if price.price else Fraction(0)
+    listed = prices.beside(price, "list", charge.from_ns)
+    effective = price.price
+    if price.purchase in _COMMITMENTS:
+        effective = prices.beside(price, "effective", charge.from_ns)
+    commitment = _COMMITMENTS.get(price.purchase, "")
+    category = {"spot": "Dynamic"}.get(price.purchase, "Committed" if commitment else "Standard")
+    unused = charge.line.category == "unused_commitment"
+    found = {
+        "ConsumedQuantity": "" if unused else card_hours,
+        "ConsumedUnit": "" if unused else "GPU-Hours",
+        "ContractedUnitPrice": format(price.price, "f"),
+        "ListUnitPrice": format(listed, "f"),
+        "PricingCategory": category,
+        "PricingQuantity": _decimal(quantity, 18),
+        "PricingUnit": _UNITS[price.per],
+        "SkuId": price.sku,
+        "SkuMeter": "Energy" if price.per == "kwh" else "Machine time",
+        "SkuPriceDetails": _json({"GpuCount": lease.cards if price.per == "machine_hour" else 1}),
+        "SkuPriceId": "/".join(filter(None, (price.sku, price.purchase, price.region, price.kind))),
+    }
+    if listed != price.price:
+        found["ListCost"] = _decimal(quantity * Fraction(listed))
+    if effective != price.price:
+        found["EffectiveCost"] = _decimal(quantity * Fraction(effective))
+    if commitment:
+        found |= {
+            "CommitmentDiscountCategory": commitment,
+            "CommitmentDiscountId": lease.tags.get("commitment", "") or price.sku,
+            "CommitmentDiscountStatus": "Unused" if unused else "Used",
+            "CommitmentDiscountType": price.purchase,
+        }
+    return found
+
+
+def _category(line: Line) -> str:
+    if line.category == "tax":
+        return "Tax"
+    if line.category == "credit":
+        return "Credit"
+    if line.price is None and line.category != "refund":
+        return "Adjustment"
+    return "Usage"
+
+
+def _description(line: Line) -> str:
+    what = line.category.replace("_", " ")
+    whose = f" of trial {line.trial_id}" if line.trial_id else ""
+    at = f" at {line.price.price} {line.price.currency} per {line.price.per}" if line.price is not None else ""
+    return f"{what}{whose} on {line.lease.machine}{at}"
+
+
+def _set_ratios(charges: Sequence[_Charge]) -> None:
+    """Each charge's share of its origin charge (a lease at one price in one period); the shares sum to exactly 1."""
+    origins: dict[tuple, list[_Charge]] = defaultdict(list)
+    for charge in charges:
+        if charge.line.price is not None and charge.line.category != "tax":
+            lease = charge.line.lease.lease_id
+            origins[lease, charge.line.price.hash, charge.period[0]].append(charge)
+    for origin in origins.values():
+        weights = [c.pico for c in origin]
+        if not any(weights):
+            weights = [c.micro_card_ns for c in origin]
+        if not any(weights):
+            weights = [1] * len(origin)
+        for charge, parts in zip(origin, largest_remainder(PICO, weights), strict=True):
+            charge.ratio = Fraction(parts, PICO)
+
+
+def _allocated(charge: _Charge, latest: dict[tuple[str, str, str], Usage]) -> dict[str, str]:
+    line = charge.line
+    found = {"HostProviderName": line.lease.provider, "ServiceProviderName": line.lease.provider}
+    if charge.ratio is None:
+        return found
+    hours = Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)
+    # Numbers are put in as text: a float would not hold them.
+    element = f'{{"AllocatedRatio":{_decimal(charge.ratio)},"UsageUnit":"GPU-Hours","UsageQuantity":{_decimal(hours)}}}'
+    found |= {"AllocatedMethodId": METHOD, "AllocatedMethodDetails": f'{{"Elements":[{element}]}}'}
+    if not line.trial_id:
+        # A part that no trial answers for is the unallocated portion: null by the specification.
+        return found
+    usage = latest.get((line.sweep_id, line.lease.lease_id, line.trial_id))
+    tags = {"sweep": line.sweep_id} | ({k: usage.labels[k] for k in sorted(usage.labels)} if usage else {})
+    return found | {
+        "AllocatedResourceId": f"{line.sweep_id}/{line.trial_id}",
+        "AllocatedResourceName": f"{line.category} of trial {line.trial_id}",
+        "AllocatedTags": _json(tags),
+    }
+
+
+def _tags(lease: Lease) -> str:
+    tags = {k: v for k, v in {"owner": lease.owner, "project": lease.project}.items() if v}
+    tags |= dict(lease.tags)
+    return _json(tags) if tags else ""
+
+
+def _json(body: dict) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _moment(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _decimal(value: Fraction, places: int = 12) -> str:
+    """A fraction as plain decimal digits, to the nearest of `places`, without trailing zeros."""
+    scaled = round(value * 10**places)
+    whole, rest = divmod(abs(scaled), 10**places)
+    digits = f"{rest:0{places}d}".rstrip("0")
+    sign = "-" if scaled < 0 else ""
+    return f"{sign}{whole}.{digits}" if digits else f"{sign}{whole}"

@@ -1,0 +1,305 @@
+"""The FOCUS export: its columns, formats and rules as the specification has them, and that it sums to the ledger.
+
+Expected column lists and allowed values are written out here from the specification (tag v1.2, and 1.3 for the
+Allocated columns), not taken from the code.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cost import focus
+from cost.attribution import Lines, attribute
+from cost.billing import BillingRule
+from cost.clock import NS_PER_SECOND, FakeClock
+from cost.ledger import Ledger
+from cost.prices import PICO, MissingPriceError, PriceBook, PriceRow, instant_ns, read_row
+from cost.records import Correction, Lease, UsageKey
+
+MANDATORY_1_2 = [
+    "BilledCost",
+    "BillingAccountId",
+    "BillingAccountName",
+    "BillingCurrency",
+    "BillingPeriodEnd",
+    "BillingPeriodStart",
+    "ChargeCategory",
+    "ChargeClass",
+    "ChargeDescription",
+    "ChargePeriodEnd",
+    "ChargePeriodStart",
+    "ContractedCost",
+    "EffectiveCost",
+    "InvoiceIssuerName",
+    "ListCost",
+    "PricingQuantity",
+    "PricingUnit",
+    "ProviderName",
+    "PublisherName",
+    "ServiceCategory",
+    "ServiceName",
+]
+NOT_NULL = set(MANDATORY_1_2) - {"BillingAccountName", "ChargeClass", "PricingQuantity", "PricingUnit"}
+NUMBERS = [
+    "BilledCost",
+    "ContractedCost",
+    "EffectiveCost",
+    "ListCost",
+    "PricingQuantity",
+    "ListUnitPrice",
+    "ContractedUnitPrice",
+    "ConsumedQuantity",
+]
+NUMBER = re.compile(r"-?\d+(\.\d+)?(E-?\d+)?")
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+START = instant_ns("2026-01-31T20:00:00Z")
+HOUR = 3600
+
+
+def price(sku: str, amount: str, **changes: object) -> PriceRow:
+    raw = {"provider": "cloud", "sku": sku, "per": "card_hour", "cards": 0, "currency": "USD", "price": amount}
+    raw |= {"valid_from": "2026-01-01", "source": "https://example.org/prices", "day_read": "2026-01-01"}
+    return read_row(raw | changes, "test")
+
+
+BOOK = PriceBook(
+    (
+        price("box", "3.99", cards=8, tax_rate="0.19"),
+        price("spotted", "16.9508", per="machine_hour", cards=8, purchase="spot", region="us-east-1/us-east-1f"),
+        price("power", "0.1805", per="kwh", provider="own", purchase="own"),
+        price("deal", "4.00"),
+        price("deal", "3.00", kind="contracted"),
+        price("saved", "2.00", purchase="savings_plan"),
+        price("saved", "1.50", purchase="savings_plan", kind="effective"),
+    )
+)
+RULES = tuple(
+    BillingRule(provider, granularity, 0, "up", False, ("running",), "moment", 0, "none", "page", "2026-01-01")
+    for provider, granularity in (("cloud", 60), ("own", 1))
+)
+
+
+class Books:
+    """A ledger in which four machines were held over the end of a month."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = FakeClock(utc=START)
+        self.ledger = Ledger.open(str(folder / "ledger.db"), self.clock)
+
+    def lease(self, lease_id: str, sku: str, *, cards: int = 8, purchase: str = "on_demand", **changes) -> None:
+        row = BOOK.in_force(sku, START, purchase=purchase)
+        fields: dict[str, Any] = {
+            "instance_id": f"i-{lease_id}",
+            "machine": "h100x8",
+            "provider": row.provider,
+            "currency": "USD",
+        }
+        fields |= {"price_hash": row.hash, "purchase": purchase, "project": "ladder", "owner": "ann", **changes}
+        self.ledger.open_lease(Lease(lease_id=lease_id, sku=sku, cards=cards, **fields))
+        self.ledger.attach(lease_id, "s1")
+
+    def trial(self, lease_id: str, trial_id: str, hours: float, cards: int = 8) -> None:
+        key = UsageKey(lease_id, trial_id, 1)
+        self.ledger.start_usage(key, "s1", Decimal(cards), {"stage": "smoke", "lr": "1e-05"})
+        self.clock.advance_seconds(hours * HOUR)
+        ns = round(hours * HOUR * NS_PER_SECOND) * cards
+        self.ledger.add_phases(key, 1, {"rollout": ns // 3, "train": ns // 3})
+        self.ledger.end_usage(key, "COMPLETED")
+
+    def lines(self, **changes) -> Lines:
+        now = self.clock.utc
+        cuts = focus.month_cuts(START - 1, now + 1)
+        return attribute(self.ledger, BOOK, now, cuts=cuts, rules=RULES, **changes)
+
+
+@pytest.fixture
+def books(tmp_path):
+    made = Books(tmp_path)
+    yield made
+    made.ledger.close()
+
+
+@pytest.fixture
+def full(books) -> Lines:
+    books.lease("L1", "box", account="acc-1", region="eu-1", tags={"team": "rl"})
+    books.trial("L1", "t1", 3)
+    books.clock.advance_seconds(7)
+    books.trial("L1", "t2", 2.5, cards=3)
+    books.clock.advance_seconds(33)
+    books.ledger.close_lease("L1", "done")
+    books.ledger.add_correction(Correction("c1", "L1", "credit", -PICO, "USD", START + NS_PER_SECOND, "credit note"))
+    books.ledger.add_correction(Correction("c2", "L1", "rollout", 7, "USD", START, "rounding", "s1", "t1", 1))
+    books.lease("L2", "spotted", purchase="spot", resource_id="i-0abc")
+    books.trial("L2", "t1", 1)
+    books.ledger.close_lease("L2", "done")
+    books.lease("L3", "power", cards=1, purchase="own", watts=Decimal(350))
+    books.trial("L3", "t3", 0.5, cards=1)
+    books.ledger.close_lease("L3", "done")
+    books.lease("L4", "deal", cards=2)
+    books.trial("L4", "t4", 0.25, cards=2)
+    books.ledger.close_lease("L4", "done")
+    return books.lines()
+
+
+def total(rows: list[dict[str, str]], column: str) -> Decimal:
+    return sum((Decimal(r[column]) for r in rows), Decimal(0))
+
+
+def test_the_file_has_all_21_mandatory_columns_in_order_with_our_own_last():
+    names = focus.columns("1.2")
+    assert len(MANDATORY_1_2) == 21
+    assert set(MANDATORY_1_2) <= set(names)
+    ours = [n for n in names if n.startswith("x_")]
+    assert list(names[-len(ours) :]) == ours
+    of_focus = list(names[: -len(ours)])
+    assert of_focus == sorted(of_focus)
+    assert all(re.fullmatch(r"[A-Z][A-Za-z]+", n) and len(n) <= 50 for n in of_focus)
+    assert not [n for n in names if n.startswith("Allocated")]
+
+
+def test_columns_without_a_value_are_null_and_those_that_must_have_one_do(full):
+    for row in focus.rows(full, BOOK):
+        assert {c for c in NOT_NULL if not row.get(c)} == set()
+        assert set(row) <= set(focus.columns("1.2"))
+        assert not [v for v in row.values() if v in ("None", "NULL", "Not Applicable")]
+
+
+def test_numbers_and_moments_have_the_formats_of_the_specification(full):
+    for row in focus.rows(full, BOOK):
+        for column in NUMBERS:
+            assert not row.get(column) or NUMBER.fullmatch(row[column]), (column, row[column])
+        for column in ("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd"):
+            assert MOMENT.fullmatch(row[column])
+        assert row["BillingPeriodStart"] <= row["ChargePeriodStart"] < row["ChargePeriodEnd"]
+        assert row["ChargePeriodEnd"] <= row["BillingPeriodEnd"]
+        for column in ("Tags", "SkuPriceDetails"):
+            values = json.loads(row[column]).values() if row.get(column) else []
+            assert not [v for v in values if isinstance(v, (dict, list))]
+
+
+def test_the_effective_cost_sums_to_the_ledger_exactly_and_own_hardware_is_billed_nothing(full):
+    rows = list(focus.rows(full, BOOK))
+    assert total(rows, "EffectiveCost") * PICO == sum(line.pico for line in full.lines)
+    billed = sum(line.pico for line in full.lines if not line.imputed)
+    assert total(rows, "BilledCost") * PICO == billed
+    own = [r for r in rows if r["x_LeaseId"] == "L3"]
+    assert {r["BilledCost"] for r in own} == {"0"}
+    assert total(own, "EffectiveCost") == Decimal("0.350") * Decimal("0.5") * Decimal("0.1805")
+    assert {r["x_Imputed"] for r in own} == {"true"}
+
+
+def test_a_billing_period_is_a_calendar_month_and_no_charge_crosses_it(full):
+    periods = defaultdict(set)
+    for row in focus.rows(full, BOOK):
+        periods[row["BillingPeriodStart"]].add(row["BillingPeriodEnd"])
+    assert dict(periods) == {
+        "2026-01-01T00:00:00Z": {"2026-02-01T00:00:00Z"},
+        "2026-02-01T00:00:00Z": {"2026-03-01T00:00:00Z"},
+    }
+
+
+def test_charge_categories_are_those_of_the_specification(full):
+    by_category = defaultdict(set)
+    for row in focus.rows(full, BOOK):
+        assert row["ChargeCategory"] in {"Usage", "Purchase", "Tax", "Credit", "Adjustment"}
+        by_category[row["ChargeCategory"]].add(row["x_Category"])
+    assert by_category["Tax"] == {"tax"}
+    assert by_category["Credit"] == {"credit"}
+    assert by_category["Adjustment"] == {"rollout"}
+    assert {"rollout", "train", "idle", "billing_increment"} <= by_category["Usage"]
+
+
+def test_quantity_times_unit_price_is_the_cost(full):
+    for row in focus.rows(full, BOOK):
+        if row["ChargeCategory"] != "Usage":
+            assert not row.get("PricingQuantity")
+            assert not row.get("SkuPriceId")
+            continue
+        quantity = Decimal(row["PricingQuantity"])
+        for unit, cost in (("ContractedUnitPrice", "ContractedCost"), ("ListUnitPrice", "ListCost")):
+            assert abs(quantity * Decimal(row[unit]) - Decimal(row[cost])) <= Decimal("1e-12")
+        assert row["SkuId"]
+        assert row["ConsumedQuantity"]
+
+
+def test_spot_is_dynamic_and_its_zone_is_apart_from_its_region(full):
+    spot = [r for r in focus.rows(full, BOOK) if r["x_LeaseId"] == "L2"]
+    assert {r["PricingCategory"] for r in spot} == {"Dynamic"}
+    assert {(r["RegionId"], r["AvailabilityZone"]) for r in spot} == {("us-east-1", "us-east-1f")}
+    assert {(r["PricingUnit"], r["ResourceId"]) for r in spot} == {("Instance-Hours", "i-0abc")}
+    others = {r["PricingCategory"] for r in focus.rows(full, BOOK) if r["x_LeaseId"] in ("L3", "L4")}
+    assert others == {"Standard"}
+
+
+def test_list_and_contracted_prices_are_both_shown(full):
+    (row,) = [r for r in focus.rows(full, BOOK) if r["x_LeaseId"] == "L4" and r["x_Category"] == "rollout"]
+    assert (row["ListUnitPrice"], row["ContractedUnitPrice"]) == ("4.00", "3.00")
+    assert abs(Decimal(row["ListCost"]) * 3 - Decimal(row["ContractedCost"]) * 4) < Decimal("1e-11")
+    assert row["EffectiveCost"] == row["ContractedCost"]
+
+
+def test_commitments_name_their_commitment_and_the_effective_price(books):
+    books.lease("L5", "saved", cards=1, purchase="savings_plan", tags={"commitment": "sp-1"})
+    books.trial("L5", "t1", 1, cards=1)
+    row = next(iter(focus.rows(books.lines(), BOOK)))
+    assert (row["PricingCategory"], row["CommitmentDiscountId"]) == ("Committed", "sp-1")
+    assert (row["CommitmentDiscountStatus"], row["CommitmentDiscountCategory"]) == ("Used", "Spend")
+    assert abs(Decimal(row["EffectiveCost"]) * 4 - Decimal(row["ContractedCost"]) * 3) < Decimal("1e-11")
+
+
+def test_an_unpriced_lease_is_an_error_and_never_a_cost_of_zero(books):
+    books.ledger.open_lease(Lease("L9", "i-9", "m", "nothing", "cloud", 1, "USD", None))
+    books.clock.advance_seconds(60)
+    with pytest.raises(MissingPriceError, match=r"lease L9.*python -m cost prices add nothing"):
+        list(focus.rows(books.lines(), BOOK))
+
+
+def test_version_1_3_carries_the_split_by_trial_and_its_ratios_sum_to_one(full):
+    rows = list(focus.rows(full, BOOK, version="1.3"))
+    names = set(focus.columns("1.3"))
+    assert {"AllocatedMethodId", "AllocatedMethodDetails", "AllocatedResourceId", "AllocatedTags"} <= names
+    assert {"HostProviderName", "ServiceProviderName"} <= names
+    ratios = defaultdict(Decimal)
+    for row in rows:
+        assert row["HostProviderName"]
+        assert row["ServiceProviderName"]
+        if row["ChargeCategory"] != "Usage":
+            assert not row.get("AllocatedMethodId")
+            continue
+        (element,) = json.loads(row["AllocatedMethodDetails"], parse_float=Decimal, parse_int=Decimal)["Elements"]
+        ratios[row["x_LeaseId"], row["x_PriceHash"], row["BillingPeriodStart"]] += element["AllocatedRatio"]
+        assert element["UsageUnit"] == "GPU-Hours"
+        # The part that no trial answers for is the unallocated portion: null by the specification.
+        assert bool(row.get("AllocatedResourceId")) == bool(row["x_TrialId"])
+    assert len(ratios) == 5
+    assert set(ratios.values()) == {Decimal(1)}
+    tagged = next(r for r in rows if r["x_TrialId"] == "t1" and r["x_Category"] == "rollout" and r.get("AllocatedTags"))
+    assert json.loads(tagged["AllocatedTags"]) == {"sweep": "s1", "stage": "smoke", "lr": "1e-05"}
+
+
+def test_an_unknown_version_is_refused():
+    with pytest.raises(ValueError, match=r"choose one of 1\.2, 1\.3"):
+        focus.columns("1.1")
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_the_written_file_reads_back_as_the_rows(full, tmp_path, version):
+    target = focus.write(full, BOOK, tmp_path / "focus.csv", version=version)
+    with target.open(encoding="utf-8", newline="") as stream:
+        read = list(csv.DictReader(stream))
+    expected = list(focus.rows(full, BOOK, version=version))
+    assert [{k: v for k, v in r.items() if v} for r in read] == [{k: v for k, v in r.items() if v} for r in expected]
+    assert [f.name for f in tmp_path.glob("*focus*")] == ["focus.csv"]
+
+
+def test_month_cuts_are_the_starts_of_months_within_a_span():
+    cuts = focus.month_cuts(instant_ns("2025-11-01"), instant_ns("2026-02-01T00:00:01Z"))
+    assert cuts == [instant_ns(d) for d in ("2025-12-01", "2026-01-01", "2026-02-01")]
