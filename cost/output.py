@@ -18,6 +18,7 @@ from typing import Any
 
 from cost.allocation import CATEGORIES
 from cost.money import pico_of, pico_text, plain, rounded
+from cost.records import StoreError
 from cost.rows import Report, Row
 
 CSV_PLACES = 6
@@ -46,15 +47,26 @@ COLUMNS = (
 
 def write_csv(report: Report, path: str | Path, *, places: int = CSV_PLACES) -> Path:
     """Write the report for a spreadsheet: the column `cost` sums to the rounded total, in every currency."""
+    return write_text(csv_text(report, places=places), path)
+
+
+def write_text(text: str, path: str | Path) -> Path:
+    """A whole file or none: written under another name, flushed, then renamed.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("w", encoding="utf-8", newline="") as file:
-            file.write(csv_text(report, places=places))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
     return target
@@ -142,7 +154,7 @@ def as_json(report: Report) -> str:
     }
     if len(report.currencies) <= 1:
         body |= {"currency": report.currency, "total": pico_text(report.total_pico)}
-    body |= {"unpriced": report.unpriced, "open_leases": list(report.open_leases)}
+    body |= {"unpriced": report.unpriced, "open_leases": list(report.open_leases), "notes": list(report.notes)}
     return json.dumps(body, indent=2, ensure_ascii=False)
 
 

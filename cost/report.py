@@ -17,7 +17,7 @@ from cost.prices import PriceBook
 from cost.records import Usage, UsageKey
 from cost.rows import Report, Row, make_row
 
-__all__ = ["Report", "Row", "grouped_rows", "sweep_report", "trial_costs", "trial_rows", "usage_of", "write_csv"]
+__all__ = ["Report", "Row", "sweep_report", "trial_costs", "write_csv"]
 
 
 def sweep_report(
@@ -36,7 +36,7 @@ def sweep_report(
     """
     found = attribute(ledger, book, now_ns, sweep_id=sweep_id, rules=rules, as_of_ns=as_of_ns)
     mine = [line for line in found.lines if line.sweep_id == sweep_id]
-    return Report(f"sweep {sweep_id}", now_ns, trial_rows(mine, found), _open(mine, found))
+    return Report(f"sweep {sweep_id}", now_ns, trial_rows(mine, found), open_leases(mine, found))
 
 
 def trial_costs(
@@ -104,7 +104,8 @@ def _trial_row(lines: Sequence[Line], attempts: Sequence[Usage]) -> Row:
     )
 
 
-def _open(lines: Iterable[Line], found: Lines) -> tuple[str, ...]:
+def open_leases(lines: Iterable[Line], found: Lines) -> tuple[str, ...]:
+    """Which of the leases of some lines are still held."""
     held = {line.lease.lease_id for line in lines}
     return tuple(s.lease.lease_id for s in found.leases if s.to_ns is None and s.lease.lease_id in held)
 

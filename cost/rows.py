@@ -65,6 +65,8 @@ class Report:
     rows: tuple[Row, ...]
     open_leases: tuple[str, ...]
     """Leases in it that are still held: their cost grows."""
+    notes: tuple[str, ...] = ()
+    """Exchange rates that were used, with day and source."""
 
     @property
     def trials(self) -> tuple[Row, ...]:

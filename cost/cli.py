@@ -1,0 +1,121 @@
+"""The commands over the ledger: report, check, budget, and the groups `leases` and `prices`.
+
+A command that cannot do what it was asked says why and exits 2; `check` exits 1 where something is wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json
+from cost.leases_cli import leases_app
+from cost.prices_cli import prices_app
+
+if TYPE_CHECKING:
+    from cost.ledger import Ledger
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="What it cost: exact reports, machines held, prices, and whether the books are whole.",
+    epilog="Examples:  python -m cost report  |  python -m cost report --by day --json  |  python -m cost check",
+)
+app.add_typer(leases_app, name="leases")
+app.add_typer(prices_app, name="prices")
+
+FORMATS = ("table", "csv", "json")
+
+
+@app.command()
+def report(
+    sweep: Annotated[str | None, typer.Option(help="One sweep; default: the latest, or with --by all.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="trial, stage, sweep, day, week, month, user, project, machine, category or tag:NAME."),
+    ] = None,
+    since: Annotated[str | None, typer.Option("--from", help="Only what falls on or after 2026-11-01.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Only what falls before 2026-12-01.")] = None,
+    tz: Annotated[str, typer.Option(help="Time zone in which days begin.")] = "UTC",
+    currency: Annotated[str | None, typer.Option(help="Convert to this currency at the rate of each day.")] = None,
+    idle: Annotated[
+        str, typer.Option(help="Idle time: apart, spread over the trials, or left to the owner.")
+    ] = "apart",
+    as_of: Annotated[str | None, typer.Option(help="As the books stood at this moment.")] = None,
+    form: Annotated[str | None, typer.Option("--format", help="table, csv or json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+    as_json: Json = False,
+) -> None:
+    """What was spent: trials and overheads, summing to the bill exactly."""
+    from cost.grouping import Scope, grouped_report
+    from cost.money import checked_currency
+    from cost.output import as_json as json_text
+    from cost.output import csv_text, write_text
+    from cost.periods import instant_in, zone_of
+    from cost.prices import PriceBook
+    from cost.records import LedgerError
+    from cost.tables import report_table
+
+    with opened(root, db) as ledger:
+        form = form or ("json" if as_json else "csv" if out and out.suffix == ".csv" else "table")
+        if form not in FORMATS:
+            raise LedgerError(f"there is no format {form!r}; one of {', '.join(FORMATS)}")
+        zone, now = zone_of(tz), ledger.now_ns()
+        scope = Scope(
+            by=by or "trial",
+            sweep_id=_sweep(ledger, sweep) if sweep or not by else None,
+            from_ns=instant_in(since, zone) if since else None,
+            to_ns=instant_in(until, zone) if until else None,
+            zone=zone,
+            currency=checked_currency(currency) if currency else None,
+            idle=idle,
+            as_of_ns=instant_in(as_of, zone) if as_of else None,
+        )
+        at_ns = now if scope.as_of_ns is None else min(now, scope.as_of_ns)
+        found = grouped_report(ledger, PriceBook.load(pricing), scope, at_ns)
+    text = {"json": json_text, "csv": csv_text, "table": report_table}[form](found)
+    text = text if text.endswith("\n") else text + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text(text, out)
+
+
+@app.command()
+def check(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_json: Json = False) -> None:
+    """Are the books whole? Says nothing and exits 0 when they are; names what is wrong and exits 1 when not."""
+    from cost.check import run_checks
+    from cost.prices import PriceBook
+
+    with opened(root, db) as ledger:
+        findings = run_checks(ledger, PriceBook.load(pricing), ledger.now_ns())
+    if as_json:
+        print_json({"findings": [{"check": f.check, "where": f.where, "what": f.what} for f in findings]})
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.check}: {finding.where}: {finding.what}")
+    if findings:
+        raise typer.Exit(1)
+
+
+def _sweep(ledger: Ledger, name: str | None) -> str:
+    """The sweep of a name; the latest one to hold a machine where none is given, or `last`."""
+    from cost import facts
+    from cost.records import LedgerError
+
+    with ledger.read() as connection:
+        known = [a.sweep_id for a in facts.attachments(connection)]
+    if not known:
+        raise LedgerError("no sweep has held a machine yet; start one with: python sweep.py +stage=smoke")
+    if name in (None, "last"):
+        return known[-1]
+    if name not in known:
+        recent = ", ".join(dict.fromkeys(reversed(known[-50:])))
+        raise LedgerError(f"there is no sweep {name!r} in the books; the latest are {recent}")
+    return str(name)

@@ -1,0 +1,151 @@
+"""Reports over all leases: by trial, stage, sweep, day, user ... with a range of time and another currency.
+
+Every grouping gathers the same lines, so that every report of the same range has the same total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, tzinfo
+
+from cost.attribution import Line, Lines, attribute
+from cost.billing import BillingRule
+from cost.fx import convert, load_rates
+from cost.ledger import Ledger
+from cost.money import largest_remainder
+from cost.periods import PERIODS, period_edges, period_name
+from cost.prices import PriceBook
+from cost.records import LedgerError
+from cost.report import Report, grouped_rows, open_leases, trial_rows, usage_of
+
+GROUPINGS = ("trial", "stage", "sweep", *PERIODS, "user", "project", "machine", "category")
+IDLE_POLICIES = ("apart", "spread", "owner")
+NOBODY = "(none)"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a report is about.
+
+    by: one of GROUPINGS, or `tag:NAME`. zone: where days begin. currency: None leaves each amount in its own.
+    idle: `apart` keeps overhead in rows of its own, `spread` adds each sweep's to its trials in proportion to what
+    they cost, `owner` leaves it to the machine's owner and no sweep.
+    """
+
+    by: str = "trial"
+    sweep_id: str | None = None
+    from_ns: int | None = None
+    to_ns: int | None = None
+    zone: tzinfo = UTC
+    currency: str | None = None
+    idle: str = "apart"
+    as_of_ns: int | None = None
+
+
+def grouped_report(
+    ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, *, rules: Sequence[BillingRule] | None = None
+) -> Report:
+    """The report of a scope.
+
+    Raises:
+        LedgerError: the scope names a grouping or a policy that there is not.
+        PriceError: a price, a billing rule or an exchange rate is missing.
+    """
+    if scope.by not in GROUPINGS and not scope.by.startswith("tag:"):
+        raise LedgerError(f"there is no report by {scope.by!r}; by one of {', '.join(GROUPINGS)}, tag:NAME")
+    if scope.idle not in IDLE_POLICIES:
+        raise LedgerError(f"{scope.idle!r} is no way to treat idle time; one of {', '.join(IDLE_POLICIES)}")
+    edges = [ns for ns in (scope.from_ns, scope.to_ns) if ns is not None]
+    if scope.by in PERIODS:
+        first = min((s.from_ns for s in ledger.leases()), default=now_ns)
+        # A billing increment may lie after the end of its lease: no known rule adds more than a month.
+        edges += period_edges(first, now_ns + 32 * 86_400 * 10**9, scope.by, scope.zone)
+    found = attribute(
+        ledger, book, now_ns, sweep_id=scope.sweep_id, cuts=sorted(set(edges)), rules=rules, as_of_ns=scope.as_of_ns
+    )
+    lines = [line for line in _with_policy(found.lines, scope.idle) if _in_scope(line, scope)]
+    notes: tuple[str, ...] = ()
+    if scope.currency is not None:
+        lines, notes = in_currency(lines, scope.currency, book)
+    rows = trial_rows(lines, found) if scope.by == "trial" else grouped_rows(lines, _namer(scope, found))
+    what = f"sweep {scope.sweep_id}" if scope.sweep_id else "all leases"
+    return Report(f"{what} by {scope.by}", now_ns, rows, open_leases(lines, found), notes)
+
+
+def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[list[Line], tuple[str, ...]]:
+    """The lines in another currency, each at the rate of its day, and the sentences that name the rates.
+
+    Raises:
+        MissingRateError: a rate is missing.
+    """
+    rates = load_rates(book.folder)
+    notes: set[str] = set()
+    found = []
+    for line in lines:
+        day = datetime.fromtimestamp(line.from_ns // 10**9, UTC).date()
+        conversion = convert(line.pico, line.lease.currency, currency, day, rates)
+        notes.add(conversion.text)
+        found.append(replace(line, pico=conversion.pico, lease=replace(line.lease, currency=currency)))
+    return found, tuple(sorted(notes - {""}))
+
+
+def _in_scope(line: Line, scope: Scope) -> bool:
+    if scope.sweep_id is not None and line.sweep_id != scope.sweep_id:
+        return False
+    if scope.from_ns is not None and line.from_ns < scope.from_ns:
+        return False
+    return scope.to_ns is None or line.from_ns < scope.to_ns
+
+
+def _namer(scope: Scope, found: Lines) -> Callable[[Line], str]:
+    if scope.by in PERIODS:
+        return lambda line: period_name(line.from_ns, scope.by, scope.zone)
+    if scope.by == "stage":
+        of_sweep = {sweep: u.labels["stage"] for (sweep, _), u in found.usages.items() if "stage" in u.labels}
+        return lambda line: _stage(line, found) or of_sweep.get(line.sweep_id, NOBODY)
+    if scope.by.startswith("tag:"):
+        tag = scope.by.removeprefix("tag:")
+        return lambda line: line.lease.tags.get(tag) or NOBODY
+    fields: dict[str, Callable[[Line], str]] = {
+        "sweep": lambda line: line.sweep_id,
+        "user": lambda line: line.lease.owner,
+        "project": lambda line: line.lease.project,
+        "machine": lambda line: line.lease.machine,
+        "category": lambda line: line.category,
+    }
+    return lambda line: fields[scope.by](line) or NOBODY
+
+
+def _stage(line: Line, found: Lines) -> str | None:
+    usage = usage_of(line, found)
+    return usage.labels.get("stage") if usage else None
+
+
+def _with_policy(lines: Sequence[Line], policy: str) -> Iterable[Line]:
+    if policy == "owner":
+        return [line if line.trial_id else replace(line, sweep_id="") for line in lines]
+    return _spread(lines) if policy == "spread" else lines
+
+
+def _spread(lines: Sequence[Line]) -> list[Line]:
+    """Each lease's overhead of a sweep goes to that sweep's trials; unassigned overhead to all trials of the lease."""
+    weights: dict[tuple[str, str], dict[tuple[str, str, int], int]] = {}
+    for line in lines:
+        if line.trial_id and line.pico > 0:
+            holder = (line.sweep_id, line.trial_id, line.attempt)
+            for sweep_id in (line.sweep_id, ""):
+                of_sweep = weights.setdefault((line.lease.lease_id, sweep_id), {})
+                of_sweep[holder] = of_sweep.get(holder, 0) + line.pico
+    found = []
+    for line in lines:
+        holders = weights.get((line.lease.lease_id, line.sweep_id))
+        if line.trial_id or not holders:
+            found.append(line)
+            continue
+        pico = largest_remainder(line.pico, list(holders.values()))
+        time = largest_remainder(line.micro_card_ns, list(holders.values()))
+        for (sweep_id, trial_id, attempt), part, card_ns in zip(holders, pico, time, strict=True):
+            more = {"sweep_id": sweep_id, "trial_id": trial_id, "attempt": attempt}
+            found.append(replace(line, pico=part, micro_card_ns=card_ns, **more))
+    return found

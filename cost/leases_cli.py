@@ -1,0 +1,217 @@
+"""`python -m cost leases ...`: machines that are held, and machines that a hand opened.
+
+The bill begins when the machine does, not when the sweep does: a box that was rented in the morning is opened here
+with the hour it came up, and the sweeps of the day attach to it.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
+
+if TYPE_CHECKING:
+    from cost.records import LeaseState
+
+leases_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Machines held: list them, and open, extend, close them by hand."
+)
+
+
+@leases_app.command("list")
+def list_leases(
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+    only_open: Annotated[bool, typer.Option("--open", help="Only those still held.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Every lease, oldest first, with what it has cost by now; then what is held with nobody looking after it."""
+    from cost.ledger import SILENT_NS
+    from cost.prices import PriceBook
+
+    with opened(root, db) as ledger:
+        book, now = PriceBook.load(pricing), ledger.now_ns()
+        states = ledger.leases(only_open=only_open)
+        bodies = [_body(state, book, now) for state in states]
+    if as_json:
+        print_json({"leases": bodies})
+        return
+    columns = ("lease", "machine", "sku", "from (UTC)", "until", "sweeps", "cost")
+    rows = [
+        (
+            b["lease_id"],
+            b["machine"],
+            b["sku"],
+            b["from"][:16],
+            (b["to"] or "held")[:16],
+            str(len(b["sweeps"])),
+            _cost(b),
+        )
+        for b in bodies
+    ]
+    print(table_text(columns, rows, right=("cost", "sweeps")))
+    for state, body in zip(states, bodies, strict=True):
+        if state.to_ns is None and now - state.last_heartbeat_ns >= SILENT_NS:
+            typer.echo(
+                f"lease {body['lease_id']} is held, and no driver has been heard since {body['last_heartbeat']}: "
+                f"it has cost {_cost(body)} so far, of it {_cost(body, 'cost_since_heartbeat')} since then, and goes "
+                f"on at {_cost(body, 'cost_per_day')} a day. Close it with: "
+                f"python -m cost leases close {body['lease_id']}"
+            )
+
+
+@leases_app.command("open")
+def open_lease(
+    machine: Annotated[str, typer.Option(help="Name of its configuration in conf/machine, such as h100x8.")],
+    sku: Annotated[str, typer.Option(help="What it is priced as; `python -m cost prices list` shows those known.")],
+    cards: Annotated[int, typer.Option(help="How many cards it has.")],
+    instance: Annotated[str | None, typer.Option(help="Its own identity; default: HOST:MACHINE of this host.")] = None,
+    since: Annotated[str | None, typer.Option("--from", help="When it came up: 2026-11-29T08:00 (UTC).")] = None,
+    region: Annotated[str, typer.Option(help="Region, where the price depends on it.")] = "",
+    purchase: Annotated[str | None, typer.Option(help="on_demand, spot, reserved, own ...")] = None,
+    watts: Annotated[str | None, typer.Option(help="Power under load, for own hardware.")] = None,
+    resource: Annotated[str, typer.Option(help="The provider's id of it, as it stands on the bill.")] = "",
+    account: Annotated[str, typer.Option(help="The account that pays.")] = "",
+    owner: Annotated[str, typer.Option(help="Who answers for it.")] = "",
+    project: Annotated[str, typer.Option(help="What it is for.")] = "",
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
+    allow_unpriced: Annotated[bool, typer.Option(help="Open it though it has no price: UNPRICED in reports.")] = False,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+) -> None:
+    """A machine that no sweep started is held from now, or from `--from`, on. Prints the lease's id."""
+    import socket
+
+    from cost.money import exact_decimal
+    from cost.periods import instant_in, zone_of
+    from cost.prices import MissingPriceError, PriceBook
+    from cost.records import Lease, LedgerError
+
+    with opened(root, db, write=True, create=True) as ledger:
+        now = ledger.now_ns()
+        from_ns = now if since is None else instant_in(since, zone_of("UTC"))
+        try:
+            row = PriceBook.load(pricing).in_force(sku, from_ns, purchase=purchase, region=region or None)
+        except MissingPriceError:
+            if not allow_unpriced:
+                raise
+            row = None
+        if row is not None and row.cards and row.cards != cards:
+            raise LedgerError(
+                f"SKU {sku} is a machine of {row.cards} cards, not of {cards}; name the machine's own SKU"
+            )
+        tags = dict(_pair(text) for text in tag or [])
+        name = instance or f"{socket.gethostname()}:{machine}"
+        lease = Lease(
+            lease_id=f"{name}-{from_ns:x}",
+            instance_id=name,
+            machine=machine,
+            sku=sku,
+            provider=row.provider if row else "",
+            cards=cards,
+            currency=row.currency if row else "USD",
+            price_hash=row.hash if row else None,
+            account=account,
+            resource_id=resource,
+            region=region,
+            purchase=row.purchase if row else purchase or "on_demand",
+            watts=None if watts is None else exact_decimal(watts, negative=False),
+            owner=owner,
+            project=project,
+            tags=tags,
+            opened_by="hand",
+            from_ns=from_ns,
+        )
+        ledger.open_lease(lease)
+    typer.echo(lease.lease_id)
+
+
+@leases_app.command("extend")
+def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> None:
+    """Say that a machine is still held: a heartbeat by hand."""
+    with opened(root, db, write=True) as ledger:
+        ledger.heartbeat(lease_id)
+
+
+@leases_app.command("close")
+def close_lease(
+    lease_id: str,
+    at: Annotated[str | None, typer.Option(help="When it went: 2026-11-29T18:00 (UTC); default: now.")] = None,
+    how: Annotated[
+        str, typer.Option(help="How it ended; `interrupted`: its provider took it back.")
+    ] = "closed by hand",
+    released: Annotated[bool, typer.Option(help="The provider has confirmed that it is gone.")] = False,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """A machine has been given back; attempts of dead drivers on it are ended first. Its bill ends here."""
+    from cost.periods import instant_in, zone_of
+
+    with opened(root, db, write=True) as ledger:
+        ledger.close_dead()
+        at_ns = None if at is None else instant_in(at, zone_of("UTC"))
+        ledger.close_lease(lease_id, how, at_ns=at_ns, released=released)
+
+
+def _body(state: LeaseState, book: Any, now_ns: int) -> dict[str, Any]:
+    from cost.attribution import lease_charge, price_series
+    from cost.billing import load_rules, total
+    from cost.money import pico_text
+    from cost.output import UNPRICED, utc_text
+    from cost.prices import in_force, pico_per_hour
+
+    lease = state.lease
+    prices, rules = price_series(lease, book), load_rules(book.folder)
+    body: dict[str, Any] = {
+        "lease_id": lease.lease_id,
+        "instance_id": lease.instance_id,
+        "machine": lease.machine,
+        "sku": lease.sku,
+        "provider": lease.provider,
+        "cards": lease.cards,
+        "purchase": lease.purchase,
+        "owner": lease.owner,
+        "project": lease.project,
+        "tags": dict(lease.tags),
+        "opened_by": lease.opened_by,
+        "from": utc_text(state.from_ns),
+        "to": None if state.to_ns is None else utc_text(state.to_ns),
+        "how": state.how,
+        "last_heartbeat": utc_text(state.last_heartbeat_ns),
+        "sweeps": list(state.sweeps),
+        "currency": lease.currency,
+    }
+    if not prices:
+        return body | {"cost": UNPRICED, "cost_per_day": UNPRICED, "cost_since_heartbeat": UNPRICED}
+    cost = total(lease_charge(state, prices, rules, now_ns))
+    before = total(lease_charge(state, prices, rules, state.last_heartbeat_ns))
+    row = in_force(prices, now_ns) or prices[-1]
+    hourly = pico_per_hour(row, lease.cards, lease.watts or Decimal(0))
+    return body | {
+        "cost": pico_text(cost),
+        "cost_since_heartbeat": pico_text(cost - before),
+        "cost_per_day": pico_text(int(hourly * 24)),
+    }
+
+
+def _cost(body: dict[str, Any], name: str = "cost") -> str:
+    from cost.money import exact_decimal, pico_of, rounded
+    from cost.output import UNPRICED
+
+    if body[name] == UNPRICED:
+        return UNPRICED
+    return f"{rounded(pico_of(exact_decimal(body[name])), 4)} {body['currency']}"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    from cost.records import LedgerError
+
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise LedgerError(f"--tag {text!r}: write NAME=VALUE")
+    return name, value

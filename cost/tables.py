@@ -1,0 +1,52 @@
+"""A report as a table for the terminal, of at most 100 columns. Shown amounts and a rounding row sum to the total."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from cost.cli_common import table_text
+from cost.money import rounded
+from cost.output import UNPRICED, utc_text
+from cost.rows import Report, Row
+
+PLACES = 4
+_NARROW = ("", "card-hours", "cost")
+_WIDE = ("", "stage", "state", "tries", "machine", "acc", "card-hours", "cost")
+
+
+def report_table(report: Report) -> str:
+    """Title, rows, total, and what a reader has to know about them."""
+    columns = _WIDE if report.trials else _NARROW
+    rows = [_cells(row, columns) for row in report.rows]
+    for currency in report.currencies:
+        mine = [row for row in report.rows if row.currency == currency]
+        total = rounded(report.total_in(currency), PLACES)
+        lost = total - sum((rounded(row.pico, PLACES) for row in mine), Decimal(0))
+        if lost:
+            rows.append(_line("rounding", "", f"{lost} {currency}", columns))
+        hours = sum((row.card_hours for row in mine), Decimal(0))
+        rows.append(_line("total", f"{hours:.4f}", f"{total} {currency}", columns))
+    lines = [f"{report.title}, at {utc_text(report.at_ns)}"]
+    lines.append(table_text(columns, rows, right=("tries", "acc", "card-hours", "cost")))
+    if any("imputed" in row.flags for row in report.rows):
+        lines.append("Own hardware is imputed: a cost, but on nobody's bill.")
+    if report.unpriced:
+        lines.append("UNPRICED parts are not in the total. Add their prices: python -m cost prices add")
+    if report.open_leases:
+        lines.append(f"Still held, and going on to cost: {', '.join(report.open_leases)}")
+    lines += [f"Rate: {note}" for note in report.notes]
+    return "\n".join(lines)
+
+
+def _cells(row: Row, columns: tuple[str, ...]) -> tuple[str, ...]:
+    cost = UNPRICED if row.unpriced else f"{rounded(row.pico, PLACES)} {row.currency}"
+    hours = f"{row.card_hours:.4f}"
+    if row.kind != "trial":
+        return _line(row.name, hours, cost, columns)
+    label = row.labels.get
+    tries = str(row.attempts) if row.attempts else ""
+    return (row.name, label("stage", ""), label("state", ""), tries, row.machine, label("acc", ""), hours, cost)
+
+
+def _line(name: str, hours: str, cost: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+    return (name, *("",) * (len(columns) - 3), hours, cost)
