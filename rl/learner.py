@@ -8,7 +8,8 @@ nothing, scores nothing, writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -122,6 +123,23 @@ class Learner:
             loss_tokens=sum(int(mask.sum()) for mask in masks),
             trained=_any_per_group(minis, len(groups), rewards.shape[1]),
         )
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimiser's moments and step counts by the names of the parameters they belong to."""
+        tensors = {}
+        for name, parameter in self.policy.parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"{key}/{name}"] = value
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor], updates_done: int, base_lr: float) -> None:
+        """Go on from `state()`. A parameter that was never stepped has no state, and needs none."""
+        self.updates_done, self.base_lr = updates_done, base_lr
+        parameters = dict(self.policy.parameters())
+        for key_and_name, value in tensors.items():
+            key, name = key_and_name.split("/", 1)
+            parameter = parameters[name]
+            self.optimizer.state[parameter][key] = value.to(parameter.device)
 
     def _micros(self, groups: Sequence[Group], part: range) -> list[_Micro]:
         """The micro-batches of the groups in `part`."""
@@ -261,7 +279,7 @@ def _parts(groups: int, updates: int) -> list[range]:
     """`groups` cut into `updates` runs of nearly equal length, none empty."""
     updates = min(updates, groups)
     bounds = [groups * i // updates for i in range(updates + 1)] if updates else [0]
-    return [range(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 def _any_per_group(minis: Sequence[Sequence[_Micro]], groups: int, size: int) -> tuple[bool, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,10 @@ class Policy:
         empty = logprobs.new_zeros(shape[0] * shape[1])
         return empty.scatter(0, batch.place, logprobs).view(shape), empty.scatter(0, batch.place, entropy).view(shape)
 
+    def text(self, completion: Sequence[int]) -> str:
+        """A completion as words, without special tokens."""
+        return self.tokenizer.decode(list(completion), skip_special_tokens=True)
+
     def compute(self) -> contextlib.AbstractContextManager[Any]:
         """The precision that the model's layers run in."""
         if not self.autocast:
@@ -105,6 +109,21 @@ class Policy:
                 if isinstance(module, nn.Linear):
                     module.to(torch.bfloat16)
         return dataclasses.replace(self, model=model)
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set what is trained.
+
+        Raises:
+            ConfigurationError: the tensors are of another model.
+        """
+        parameters = dict(self.parameters())
+        if {n: p.shape for n, p in parameters.items()} != {n: t.shape for n, t in tensors.items()}:
+            raise ConfigurationError(
+                "the checkpoint holds the weights of another model: resume with the model it was written with"
+            )
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
 
     @torch.no_grad()
     def copy_trained_from(self, trained: Policy) -> None:
@@ -205,8 +224,9 @@ def _check_packing(config: Any, model: ModelSpec) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or model.attention == "flash_attention_2":
         raise ConfigurationError(
-            f"trainer.packing=true needs full attention with a mask of its own; this model has "
-            f"{', '.join(sorted(kinds))} and model.attention={model.attention}; use trainer.packing=false, or model.attention=sdpa"
+            "trainer.packing=true needs full attention with a mask of its own; this model has "
+            f"{', '.join(sorted(kinds))} and model.attention={model.attention}; use "
+            "trainer.packing=false, or model.attention=sdpa"
         )
 
 
