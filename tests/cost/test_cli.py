@@ -1,0 +1,263 @@
+"""`python -m cost` as a user types it, on books that a small sweep left behind."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cost.cli import app
+from cost.clock import FakeClock
+from cost.ledger import Ledger
+from cost.records import UsageKey
+
+HOUR = 3600
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output + result.stderr
+    return result.stdout if code == 0 else result.output
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(utc=1_795_860_000 * 10**9)  # 2026-11-28T10:00:00Z
+
+
+@pytest.fixture
+def pricing(tmp_path: Path) -> Path:
+    folder = tmp_path / "pricing"
+    folder.mkdir()
+    rule = (
+        "granularity_s: 1, minimum_s: 0, rounding: up, charged_ahead: false, billed_states: [running], "
+        "spot_price_rule: moment, interruption_waiver_s: 0, storage_rule: none, source: a page, day_read: 2026-11-29"
+    )
+    (folder / "billing.yaml").write_text(f"rules:\n  - {{provider: cloud, {rule}}}\n", encoding="utf-8")
+    row = (
+        "provider: cloud, sku: box, per: machine_hour, cards: 8, currency: USD, price: '8.10', valid_from: 2026-01-01, "
+        "source: 'https://example.org', day_read: 2026-11-29"
+    )
+    (folder / "cloud.yaml").write_text(f"prices:\n  - {{{row}}}\n", encoding="utf-8")
+    fx = "base: EUR, quote: USD, rate: '1.25', day: 2026-11-01, source: a bank, day_read: 2026-11-29"
+    (folder / "fx.yaml").write_text(f"rates:\n  - {{{fx}}}\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path, clock: FakeClock, make_lease, pricing: Path) -> Path:
+    """Two sweeps on two machines, each of one hour of start-up and of two trials; the first ran past midnight."""
+    from cost.prices import PriceBook
+
+    digest = PriceBook.load(pricing).rows[0].hash
+    folder = tmp_path / "runs"
+    with Ledger.open(folder / "ledger.db", clock) as ledger:
+        for number, stage in enumerate(("smoke", "single"), 1):
+            lease, sweep = f"L{number}", f"sweep-{number}"
+            more = {"sku": "box", "provider": "cloud", "owner": f"user{number}", "tags": {"team": "rl"}}
+            ledger.open_lease(make_lease(lease, price_hash=digest, **more))
+            ledger.attach(lease, sweep)
+            clock.advance_seconds(HOUR)
+            for trial in ("a", "b"):
+                key = UsageKey(lease, f"{sweep}-{trial}", 1)
+                labels = {"stage": stage, "state": "COMPLETED", "acc": "0.75"}
+                ledger.start_usage(key, sweep, Decimal(8), labels)
+                clock.advance(13 * 1800 * 10**9 + 1)
+                ledger.end_usage(key, "COMPLETED")
+            ledger.detach(lease, sweep, "done")
+    return folder
+
+
+@pytest.fixture
+def report(root: Path, pricing: Path):
+    return lambda *more, **how: run("report", "--root", root, "--pricing", pricing, *more, **how)
+
+
+def test_the_latest_sweep_is_reported_by_trial_within_100_columns(report):
+    text = report()
+    assert "sweep-2-a" in text
+    assert "sweep-1-a" not in text
+    assert "startup" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert text == report("--sweep", "sweep-2")
+
+
+def test_json_trials_and_overheads_add_up_to_the_total(report):
+    body = json.loads(report("--json"))
+    assert [t["trial_id"] for t in body["trials"]] == ["sweep-2-a", "sweep-2-b"]
+    assert sum(Decimal(r["cost"]) for r in body["trials"] + body["overheads"]) == Decimal(body["total"])
+    assert all(isinstance(r["cost"], str) for r in body["trials"])
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [
+        ("stage", ["single", "smoke"]),
+        ("sweep", ["sweep-1", "sweep-2"]),
+        ("day", ["2026-11-28", "2026-11-29"]),
+        ("week", ["2026-W48"]),
+        ("month", ["2026-11"]),
+        ("user", ["user1", "user2"]),
+        ("project", ["(none)"]),
+        ("machine", ["h100x8"]),
+        ("tag:team", ["rl"]),
+        ("tag:other", ["(none)"]),
+        ("category", ["billing_increment", "other", "startup"]),
+    ],
+)
+def test_every_grouping_has_the_same_total(report, by, names):
+    body = json.loads(report("--by", by, "--json"))
+    assert [g["name"] for g in body["groups"]] == names
+    whole = json.loads(report("--by", "trial", "--json"))
+    assert Decimal(body["total"]) == sum(Decimal(g["cost"]) for g in body["groups"]) == Decimal(whole["total"])
+
+
+def test_days_of_any_zone_add_up_to_the_range(report):
+    whole = Decimal(json.loads(report("--by", "trial", "--json"))["total"])
+    for zone in ("UTC", "Asia/Shanghai", "America/Los_Angeles", "Pacific/Chatham"):
+        days = json.loads(report("--by", "day", "--tz", zone, "--json"))["groups"]
+        assert sum(Decimal(d["cost"]) for d in days) == whole
+        parts = [
+            Decimal(json.loads(report("--by", "day", "--tz", zone, "--json", *span))["total"])
+            for span in (("--to", "2026-11-29"), ("--from", "2026-11-29"))
+        ]
+        assert sum(parts) == whole
+
+
+def test_another_currency_names_rate_day_and_source(report):
+    body = json.loads(report("--by", "sweep", "--currency", "EUR", "--json"))
+    assert body["currency"] == "EUR"
+    assert body["notes"] == ["1 EUR = 1.25 USD on 2026-11-01 (a bank)"]
+    dollars = Decimal(json.loads(report("--by", "sweep", "--json"))["total"])
+    assert Decimal(body["total"]) == pytest.approx(dollars / Decimal("1.25"), abs=Decimal("1e-9"))
+    assert "no exchange rate" in report("--by", "sweep", "--currency", "CNY", code=2)
+
+
+def test_idle_time_is_kept_apart_or_spread_or_left_to_the_owner(report):
+    apart, spread, owner = (json.loads(report("--idle", how, "--json")) for how in ("apart", "spread", "owner"))
+    assert [r["name"] for r in apart["overheads"]] == ["billing_increment", "startup"]
+    assert spread["overheads"] == []
+    assert spread["total"] == apart["total"]
+    assert owner["overheads"] == []
+    assert Decimal(owner["total"]) == sum(Decimal(t["cost"]) for t in apart["trials"])
+    assert "no way to treat idle" in report("--idle", "hide", code=2)
+
+
+def test_csv_goes_to_a_file_whole(report, tmp_path):
+    out = tmp_path / "out" / "cost.csv"
+    assert report("--out", out) == ""
+    rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
+    assert rows == list(csv.DictReader(io.StringIO(report("--format", "csv"))))
+    assert [r["row"] for r in rows][:2] == ["trial", "trial"]
+
+
+def test_an_earlier_report_is_reproduced_as_of_its_day(report, root, pricing, clock):
+    before = report("--sweep", "sweep-1", "--as-of", "2026-11-28T12:00", "--json")
+    with Ledger.open(root / "ledger.db", clock) as ledger:
+        from cost.records import Correction
+
+        correction = Correction("c", "L1", "credit", -(10**12), "USD", clock.utc, "credit note", "sweep-1")
+        ledger.add_correction(correction)
+    assert report("--sweep", "sweep-1", "--as-of", "2026-11-28T12:00", "--json") == before
+    now = json.loads(report("--sweep", "sweep-1", "--json"))
+    assert ("credit", "-1") in [(r["name"], r["cost"]) for r in now["overheads"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sweep", "nope"], "there is no sweep 'nope'"),
+        (["--by", "colour"], "no report by 'colour'"),
+        (["--tz", "Mars/Olympus"], "no time zone"),
+        (["--from", "yesterday"], "is no date"),
+        (["--format", "xml"], "no format 'xml'"),
+        (["--currency", "dollars"], "not a currency"),
+    ],
+)
+def test_what_cannot_be_reported_is_said_in_one_message(report, arguments, message):
+    assert message in report(*arguments, code=2)
+
+
+@pytest.mark.parametrize("command", ["report", "check", "leases list"])
+def test_without_a_ledger_the_message_says_how_to_start_one(command, tmp_path):
+    text = run(*command.split(), "--root", tmp_path / "nothing", code=2)
+    assert "there is no ledger" in text
+    assert "python sweep.py +stage=smoke" in text
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_whole_books_are_checked_in_silence(root, pricing):
+    assert run("check", "--root", root, "--pricing", pricing) == ""
+
+
+def test_a_missing_price_names_the_sku_and_the_command_that_adds_it(root, pricing):
+    (pricing / "cloud.yaml").write_text("prices: []\n", encoding="utf-8")
+    text = run("check", "--root", root, "--pricing", pricing, code=1)
+    assert "priced: lease L1" in text
+    assert "python -m cost prices add box" in text
+    assert "prices add box" in run("report", "--root", root, "--pricing", pricing, code=2)
+
+
+def test_a_machine_is_opened_extended_and_closed_by_hand(root, pricing):
+    place = ("--root", root)
+    opening = ["leases", "open", *place, "--pricing", pricing, "--machine", "rented", "--sku", "box", "--cards", "8"]
+    opening += ["--instance", "i-123", "--from", "2026-11-28T08:00", "--owner", "ann", "--tag", "team=rl"]
+    lease_id = run(*opening).strip()
+    assert "still open" in run(*opening[:-2], "--from", "2026-11-28T08:30", code=2)
+    run("leases", "extend", *place, lease_id)
+    listing = ("leases", "list", *place, "--pricing", pricing)
+    (body,) = [b for b in json.loads(run(*listing, "--json"))["leases"] if b["lease_id"] == lease_id]
+    assert (body["from"], body["to"], body["tags"]) == ("2026-11-28T08:00:00Z", None, {"team": "rl"})
+    run("leases", "close", *place, lease_id, "--at", "2026-11-28T10:00")
+    (body,) = [b for b in json.loads(run(*listing, "--json"))["leases"] if b["lease_id"] == lease_id]
+    assert (body["cost"], body["how"]) == ("16.2", "closed by hand")
+    assert max(map(len, run(*listing).splitlines())) <= 100
+
+
+def test_a_machine_that_nobody_looks_after_is_shown_with_what_it_has_cost_since(root, pricing):
+    place = ("--root", root, "--pricing", pricing)
+    opening = ("leases", "open", *place, "--machine", "rented", "--sku", "box", "--cards", 8, "--from", "2026-11-20")
+    lease_id = run(*opening, "--instance", "i-9").strip()
+    text = run("leases", "list", *place)
+    assert f"lease {lease_id} is held, and no driver has been heard since 2026-11-20T00:00:00Z" in text
+    assert "194.4000 USD a day" in text
+    assert run("check", *place) == "", "a lease opened by hand is looked after by hand"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--sku", "nope"], "no price for SKU 'nope'"),
+        (["--cards", "4"], "machine of 8 cards, not of 4"),
+        (["--from", "2036-01-01"], "in the future"),
+        (["--tag", "team"], "NAME=VALUE"),
+        (["--watts", "1,000"], "not a plain decimal number"),
+    ],
+)
+def test_a_machine_that_cannot_be_opened_leaves_nothing_behind(tmp_path, pricing, change, message):
+    place = ("--root", tmp_path / "runs", "--pricing", pricing)
+    opening = ("leases", "open", *place, "--machine", "rented", "--sku", "box", "--cards", 8)
+    assert message in run(*opening, *change, code=2)
+    assert json.loads(run("leases", "list", *place, "--json")) == {"leases": []}
+
+
+def test_an_unpriced_machine_is_opened_only_when_told_and_shown_as_unpriced(tmp_path, pricing):
+    place = ("--root", tmp_path / "runs", "--pricing", pricing)
+    run("leases", "open", *place, "--machine", "m", "--sku", "nope", "--cards", 8, "--allow-unpriced")
+    assert "UNPRICED" in run("leases", "list", *place)
+    assert "UNPRICED" in run("check", *place, code=1)
+
+
+def test_help_needs_nothing_heavy():
+    code = (
+        "import sys; from cost.cli import app; "
+        "print([m for m in ('sqlalchemy', 'alembic', 'rich.table', 'pandas', 'numpy', 'torch') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
