@@ -1,0 +1,385 @@
+"""The ledger against a provider's bill: per lease and day, the difference and its causes; and correcting entries.
+
+Causes sum to the difference exactly. Truing up goes down to each trial, through entries that can be written twice
+without effect. The bill is believed, the facts are not changed. Own hardware is on nobody's bill and is left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from cost.attribution import Line, attribute
+from cost.billing import BillingRule
+from cost.bills import Bill, BillLine, day_text, period_of
+from cost.fx import Rate, convert
+from cost.money import largest_remainder
+from cost.prices import PriceBook, PriceRow, pico_per_hour
+from cost.records import Correction, Lease, LeaseState
+
+if TYPE_CHECKING:
+    from cost.ledger import Ledger
+
+NS = 10**9
+DAY_NS = 86_400 * NS
+CAUSES = (
+    "price",
+    "rounding",
+    "idle",
+    "unbilled_time",
+    "tax",
+    "credit",
+    "fx",
+    "storage",
+    "egress",
+    "fee",
+    "unexplained",
+)
+# Categories of the ledger that a bill shows as charges of their own; everything else is machine time.
+_APART = {"storage": "storage", "egress": "egress", "requests": "storage", "fee": "fee", "tax": "tax"}
+_APART |= {"credit": "credit", "refund": "credit"}
+_KIND = {"requests": "storage", "refund": "credit"}
+_MATCH_SLACK_NS = 3600 * NS
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A part of a difference: one of CAUSES, how much, and a sentence about it."""
+
+    name: str
+    pico: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kind of charge of one lease in one day, or in the whole bill where its lines span days."""
+
+    lease: Lease
+    kind: str
+    from_ns: int
+    to_ns: int
+    bill_pico: int
+    ledger_pico: int
+    idle_pico: int
+    """The part of the ledger's amount that no trial held: what a look at trials alone would miss."""
+    causes: tuple[Cause, ...]
+
+    @property
+    def difference(self) -> int:
+        return self.bill_pico - self.ledger_pico
+
+    @property
+    def when(self) -> str:
+        last = day_text(self.to_ns - NS)
+        first = day_text(self.from_ns)
+        return first if first == last else f"{first} to {last}"
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """A bill compared. `missing` are its lines that no lease explains, `unbilled` leases of its time not on it."""
+
+    bill: Bill
+    comparisons: tuple[Comparison, ...]
+    missing: tuple[BillLine, ...]
+    unbilled: tuple[tuple[Lease, int], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def agrees(self) -> bool:
+        return not self.missing and not self.unbilled and not any(c.difference for c in self.comparisons)
+
+
+@dataclass(frozen=True)
+class _Books:
+    """What the ledger says: lines cut at days, and the prices."""
+
+    lines: dict[str, list[Line]]
+    book: PriceBook
+    rates: Sequence[Rate]
+
+
+def reconcile(
+    ledger: Ledger,
+    book: PriceBook,
+    bill: Bill,
+    now_ns: int,
+    *,
+    rates: Sequence[Rate] = (),
+    rules: Sequence[BillingRule] | None = None,
+) -> Reconciliation:
+    """Compares a bill with the books, over the days that the bill is about.
+
+    Raises:
+        PriceError: a price, a billing rule or an exchange rate is missing.
+    """
+    first, last = period_of(bill)
+    cuts = list(range(first, last + DAY_NS, DAY_NS))
+    found = attribute(ledger, book, now_ns, cuts=cuts, rules=rules)
+    by_lease: dict[str, list[Line]] = defaultdict(list)
+    for line in found.lines:
+        if first <= line.from_ns < last and not line.imputed:
+            by_lease[line.lease.lease_id].append(line)
+    states = {s.lease.lease_id: s for s in found.leases}
+    books = _Books(by_lease, book, rates)
+    matched, missing = _match(bill, found.leases)
+    notes: set[str] = set()
+    comparisons: list[Comparison] = []
+    for lease_id, lines in matched.items():
+        comparisons += _compare_lease(books, states[lease_id].lease, lines, (first, last), notes)
+    providers = {states[lease_id].lease.provider for lease_id in matched} | {bill.map.provider} - {""}
+    unbilled = []
+    for lease_id, lines in by_lease.items():
+        pico = sum(line.pico for line in lines)
+        lease = states[lease_id].lease
+        if lease_id not in matched and pico and (lease.provider in providers or not providers):
+            unbilled.append((lease, pico))
+    return Reconciliation(bill, tuple(comparisons), tuple(missing), tuple(unbilled), tuple(sorted(notes)))
+
+
+def _match(bill: Bill, states: Iterable[LeaseState]) -> tuple[dict[str, list[BillLine]], list[BillLine]]:
+    """Bill lines by lease: by resource id, instance id or lease id, and among several leases of one machine by time."""
+    known: dict[str, list[LeaseState]] = defaultdict(list)
+    for state in states:
+        lease = state.lease
+        if bill.map.provider in ("", lease.provider):
+            for name in {lease.resource_id, lease.instance_id, lease.lease_id} - {""}:
+                known[name].append(state)
+    matched: dict[str, list[BillLine]] = defaultdict(list)
+    missing: list[BillLine] = []
+    for line in bill.lines:
+        candidates = known.get(line.resource) or known.get(line.resource.rsplit("/", 1)[-1], [])
+        held = [(s, _overlap(line, s)) for s in candidates]
+        best = max(held, key=lambda pair: pair[1], default=None)
+        if best is None or best[1] <= 0:
+            missing.append(line)
+        else:
+            matched[best[0].lease.lease_id].append(line)
+    return dict(matched), missing
+
+
+def _overlap(line: BillLine, state: LeaseState) -> int:
+    """Nanoseconds that a line and a lease share, with some slack: a machine's clock and its provider's may differ."""
+    end = state.to_ns if state.to_ns is not None else line.to_ns + _MATCH_SLACK_NS
+    start = state.from_ns - _MATCH_SLACK_NS
+    return min(line.to_ns, end + _MATCH_SLACK_NS) - max(line.from_ns, start)
+
+
+def _compare_lease(
+    books: _Books, lease: Lease, lines: list[BillLine], period: tuple[int, int], notes: set[str]
+) -> list[Comparison]:
+    daily = all(line.from_ns // DAY_NS == (max(line.to_ns, line.from_ns + 1) - 1) // DAY_NS for line in lines)
+    billed: dict[tuple[int, str], list[BillLine]] = defaultdict(list)
+    booked: dict[tuple[int, str], list[Line]] = defaultdict(list)
+    for line in lines:
+        day = line.from_ns // DAY_NS if daily else 0
+        billed[day, _KIND.get(line.kind, line.kind)].append(line)
+    for line in books.lines.get(lease.lease_id, []):
+        day = line.from_ns // DAY_NS if daily else 0
+        booked[day, _APART.get(line.category, "machine")].append(line)
+    found = []
+    for day, kind in sorted({*billed, *booked}):
+        span = (day * DAY_NS, (day + 1) * DAY_NS) if daily else period
+        found.append(_compare(books, lease, kind, span, billed[day, kind], booked[day, kind], notes))
+    return found
+
+
+def _compare(
+    books: _Books,
+    lease: Lease,
+    kind: str,
+    span: tuple[int, int],
+    billed: list[BillLine],
+    booked: list[Line],
+    notes: set[str],
+) -> Comparison:
+    foreign = any(line.currency != lease.currency for line in billed)
+    bill_pico = 0
+    for line in billed:
+        day = datetime.fromtimestamp(line.from_ns // NS, UTC).date()
+        conversion = convert(line.pico, line.currency, lease.currency, day, books.rates)
+        bill_pico += conversion.pico
+        if conversion.text:
+            notes.add(conversion.text)
+    ledger_pico = sum(line.pico for line in booked)
+    idle = sum(line.pico for line in booked if not line.trial_id and line.category != "billing_increment")
+    made = Comparison(lease, kind, *span, bill_pico, ledger_pico, idle if kind == "machine" else 0, ())
+    if not made.difference:
+        return made
+    if kind != "machine":
+        text = f"the bill says {kind}, the books {'otherwise' if ledger_pico else 'nothing'}"
+        return replace(made, causes=(Cause(kind, made.difference, text),))
+    return replace(made, causes=tuple(_explain(books, made, billed, booked, foreign)))
+
+
+def _explain(books: _Books, made: Comparison, billed: list[BillLine], booked: list[Line], foreign: bool) -> list[Cause]:
+    """Causes of a difference in machine time; they sum to it."""
+    lease, difference = made.lease, made.difference
+    # Each amount on the bill may have been rounded by half of its last place.
+    tolerance = sum(line.quantum for line in billed) // 2 + 1
+    if abs(difference) <= tolerance and not foreign:
+        return [Cause("rounding", difference, f"within the last place of the bill's {len(billed)} amounts")]
+    if not booked:
+        return [Cause("idle", difference, "the machine was billed in time of which the books know nothing")]
+    if not billed:
+        return [Cause("unbilled_time", difference, "the books have machine time that is not on the bill")]
+    hours = _bill_hours(billed, lease.cards)
+    book_hours = _book_hours(booked, lease)
+    if hours is None or not book_hours or not made.ledger_pico or not hours:
+        return [_without_hours(books, made, booked, foreign)]
+    book_price = Fraction(made.ledger_pico) / book_hours
+    at_our_price = round(hours * book_price)
+    found = []
+    if time := at_our_price - made.ledger_pico:
+        found.append(_time_cause(time, hours - book_hours, len(billed)))
+    if rest := difference - time:
+        bill_price = Fraction(made.bill_pico) / hours
+        text = f"billed at {_text(bill_price)} {lease.currency} an hour of the machine, booked at {_text(book_price)}"
+        name = "rounding" if abs(rest) <= tolerance else "fx" if foreign else "price"
+        found.append(Cause(name, rest, text))
+    return found
+
+
+def _time_cause(pico: int, hours: Fraction, lines: int) -> Cause:
+    seconds = hours * 3600
+    if abs(seconds) <= max(60, lines):
+        return Cause("rounding", pico, f"{float(seconds):+.3f} s of machine time")
+    if seconds > 0:
+        return Cause("idle", pico, f"{float(hours):.4f} h billed in which the machine was not in the books")
+    return Cause("unbilled_time", pico, f"{float(-hours):.4f} h in the books that are not on the bill")
+
+
+def _without_hours(books: _Books, made: Comparison, booked: list[Line], foreign: bool) -> Cause:
+    """The bill gives no time: is it another price of the book, or the exchange rate?"""
+    lease = made.lease
+    rows = {line.price for line in booked if line.price is not None}
+    if len(rows) == 1 and made.ledger_pico:
+        (row,) = rows
+        for other in books.book.rows:
+            if other.sku != row.sku or other.price == row.price or not row.price or other.currency != row.currency:
+                continue
+            expected = Fraction(made.ledger_pico) * Fraction(other.price) / Fraction(row.price)
+            if abs(expected - made.bill_pico) <= max(expected / 1000, 1):
+                text = f"billed at {_price_text(other)}, booked at {_price_text(row)}"
+                return Cause("price", made.difference, text)
+    if foreign and made.ledger_pico and abs(Fraction(made.difference, made.ledger_pico)) < Fraction(1, 20):
+        return Cause("fx", made.difference, f"the provider's rate to {lease.currency} is another than ours")
+    return Cause("unexplained", made.difference, "the bill gives no machine time to compare")
+
+
+def _bill_hours(billed: Iterable[BillLine], cards: int) -> Fraction | None:
+    total = Fraction(0)
+    for line in billed:
+        if line.seconds is not None:
+            total += line.seconds
+        elif line.card_seconds is not None:
+            total += line.card_seconds / cards
+        else:
+            return None
+    return total / 3600
+
+
+def _book_hours(booked: Iterable[Line], lease: Lease) -> Fraction:
+    """Hours of the machine that were charged: cost over the price of an hour, line by line."""
+    hourly: dict[PriceRow, Fraction] = {}
+    total = Fraction(0)
+    for line in booked:
+        if line.price is None:
+            continue
+        if line.price not in hourly:
+            hourly[line.price] = pico_per_hour(line.price, lease.cards, lease.watts or 0)
+        if hourly[line.price]:
+            total += line.pico / hourly[line.price]
+    return total
+
+
+def _text(pico_an_hour: Fraction) -> str:
+    return f"{float(pico_an_hour / 10**12):.6g}"
+
+
+def _price_text(row: PriceRow) -> str:
+    return f"{row.price} {row.currency} per {row.per} ({row.kind}, from {row.valid_from})"
+
+
+# Truing up ------------------------------------------------------------------------------------------------------------
+
+
+def corrections(done: Reconciliation, ledger_lines: Sequence[Line]) -> list[Correction]:
+    """Entries that make each compared lease cost what the bill says, down to each trial.
+
+    A difference of price or rounding is spread over what it was a price of; machine time that the books did not know
+    is idle, time that was not billed goes back to those it was booked to. Ids follow from bill, lease, day and cause,
+    so that writing them twice changes nothing. `ledger_lines` are those the comparison was made of.
+    """
+    by_lease: dict[str, list[Line]] = defaultdict(list)
+    for line in ledger_lines:
+        by_lease[line.lease.lease_id].append(line)
+    found = []
+    for one in done.comparisons:
+        lines = [
+            line
+            for line in by_lease[one.lease.lease_id]
+            if one.from_ns <= line.from_ns < one.to_ns and _APART.get(line.category, "machine") == "machine"
+        ]
+        for cause in one.causes:
+            found += _spread(done.bill, one, cause, lines)
+    return found
+
+
+def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[Line]) -> list[Correction]:
+    weights: dict[tuple[str, str, int, str], int] = defaultdict(int)
+    own_category = cause.name if cause.name in ("tax", "credit", "storage", "egress", "fee", "idle") else ""
+    for line in lines:
+        if own_category:
+            weights[line.sweep_id, "", 0, own_category] += line.pico
+        else:
+            weights[line.sweep_id, line.trial_id, line.attempt, line.category] += line.pico
+    keys = [key for key, weight in sorted(weights.items()) if weight > 0]
+    if not keys:
+        category = own_category if own_category and own_category != "idle" else "adjustment"
+        keys, weights = [("", "", 0, category)], {("", "", 0, category): 1}
+    parts = largest_remainder(cause.pico, [weights[key] for key in keys])
+    at_ns = max(one.from_ns, min((line.from_ns for line in lines), default=one.from_ns))
+    found = []
+    # What the books said is part of the id: another difference found later, on the same bill, is another entry.
+    head = f"bill:{bill.sha256[:16]}:{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
+    for number, (key, pico) in enumerate(zip(keys, parts, strict=True)):
+        sweep_id, trial_id, attempt, category = key
+        if pico:
+            found.append(
+                Correction(
+                    correction_id=f"{head}:{cause.name}:{number}",
+                    lease_id=one.lease.lease_id,
+                    category=category,
+                    pico=pico,
+                    currency=one.lease.currency,
+                    at_ns=at_ns,
+                    reason=f"{cause.name}: {cause.text}",
+                    sweep_id=sweep_id,
+                    trial_id=trial_id,
+                    attempt=attempt,
+                )
+            )
+    return found
+
+
+def apply(
+    ledger: Ledger,
+    book: PriceBook,
+    done: Reconciliation,
+    now_ns: int,
+    *,
+    rules: Sequence[BillingRule] | None = None,
+) -> list[Correction]:
+    """Writes the corrections of a reconciliation, all or none. Returns those that were new."""
+    first, last = period_of(done.bill)
+    cuts = list(range(first, last + DAY_NS, DAY_NS))
+    lines = attribute(ledger, book, now_ns, cuts=cuts, rules=rules).lines
+    within = [line for line in lines if first <= line.from_ns < last and not line.imputed]
+    with ledger.transaction():
+        return [one for one in corrections(done, within) if ledger.add_correction(one)]
