@@ -15,7 +15,9 @@ from cost.leases_cli import leases_app
 from cost.prices_cli import prices_app
 
 if TYPE_CHECKING:
+    from cost.grouping import Scope
     from cost.ledger import Ledger
+    from cost.prices import PriceBook
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +29,7 @@ app = typer.Typer(
 app.add_typer(leases_app, name="leases")
 app.add_typer(prices_app, name="prices")
 
-FORMATS = ("table", "csv", "json")
+FORMATS = ("table", "csv", "json", "focus")
 
 
 @app.command()
@@ -45,7 +47,10 @@ def report(
         str, typer.Option(help="Idle time: apart, spread over the trials, or left to the owner.")
     ] = "apart",
     as_of: Annotated[str | None, typer.Option(help="As the books stood at this moment.")] = None,
-    form: Annotated[str | None, typer.Option("--format", help="table, csv or json.")] = None,
+    form: Annotated[str | None, typer.Option("--format", help="table, csv, json or focus.")] = None,
+    focus_version: Annotated[
+        str, typer.Option(help="1.2, or 1.3 with the split by trial in columns of its own.")
+    ] = "1.2",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
     root: Root = DEFAULT_ROOT,
     db: Db = None,
@@ -69,7 +74,7 @@ def report(
         zone, now = zone_of(tz), ledger.now_ns()
         scope = Scope(
             by=by or "trial",
-            sweep_id=_sweep(ledger, sweep) if sweep or not by else None,
+            sweep_id=_sweep(ledger, sweep) if sweep or not (by or form == "focus") else None,
             from_ns=instant_in(since, zone) if since else None,
             to_ns=instant_in(until, zone) if until else None,
             zone=zone,
@@ -78,13 +83,17 @@ def report(
             as_of_ns=instant_in(as_of, zone) if as_of else None,
         )
         at_ns = now if scope.as_of_ns is None else min(now, scope.as_of_ns)
-        found = grouped_report(ledger, PriceBook.load(pricing), scope, at_ns)
-    text = {"json": json_text, "csv": csv_text, "table": report_table}[form](found)
-    text = text if text.endswith("\n") else text + "\n"
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
-        write_text(text, out)
+        book = PriceBook.load(pricing)
+        if form == "focus":
+            _focus(ledger, book, scope, at_ns, focus_version, out)
+            return
+        found = grouped_report(ledger, book, scope, at_ns)
+        text = {"json": json_text, "csv": csv_text, "table": report_table}[form](found)
+        text = text if text.endswith("\n") else text + "\n"
+        if out is not None:
+            write_text(text, out)
+            return
+    typer.echo(text, nl=False)
 
 
 @app.command()
@@ -102,6 +111,28 @@ def check(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_
             typer.echo(f"{finding.check}: {finding.where}: {finding.what}")
     if findings:
         raise typer.Exit(1)
+
+
+def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: str, out: Path | None) -> None:
+    """The lines of a scope as a FOCUS file, each within one calendar month of UTC."""
+    import csv
+    import sys
+
+    from cost import focus
+    from cost.grouping import scoped_lines
+    from cost.records import LedgerError
+
+    if version not in focus.VERSIONS:
+        raise LedgerError(f"there is no FOCUS {version!r} here; one of {', '.join(focus.VERSIONS)}")
+    first = min((state.from_ns for state in ledger.leases()), default=now_ns)
+    cuts = focus.month_cuts(first, now_ns + 32 * 86_400 * 10**9)
+    found = scoped_lines(ledger, book, scope, now_ns, cuts=cuts)
+    if out is not None:
+        focus.write(found, book, out, version=version)
+        return
+    writer = csv.DictWriter(sys.stdout, focus.columns(version), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(focus.rows(found, book, version=version))
 
 
 def _sweep(ledger: Ledger, name: str | None) -> str:

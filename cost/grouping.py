@@ -54,18 +54,13 @@ def grouped_report(
     """
     if scope.by not in GROUPINGS and not scope.by.startswith("tag:"):
         raise LedgerError(f"there is no report by {scope.by!r}; by one of {', '.join(GROUPINGS)}, tag:NAME")
-    if scope.idle not in IDLE_POLICIES:
-        raise LedgerError(f"{scope.idle!r} is no way to treat idle time; one of {', '.join(IDLE_POLICIES)}")
-    edges = [ns for ns in (scope.from_ns, scope.to_ns) if ns is not None]
+    cuts: list[int] = []
     if scope.by in PERIODS:
         first = min((s.from_ns for s in ledger.leases()), default=now_ns)
         # A billing increment may lie after the end of its lease: no known rule adds more than a month.
-        edges += period_edges(first, now_ns + 32 * 86_400 * 10**9, scope.by, scope.zone)
-    found = attribute(
-        ledger, book, now_ns, sweep_id=scope.sweep_id, cuts=sorted(set(edges)), rules=rules, as_of_ns=scope.as_of_ns
-    )
-    lines = [line for line in _with_policy(found.lines, scope.idle) if _in_scope(line, scope)]
-    notes: tuple[str, ...] = ()
+        cuts = period_edges(first, now_ns + 32 * 86_400 * 10**9, scope.by, scope.zone)
+    found = scoped_lines(ledger, book, scope, now_ns, cuts=cuts, rules=rules)
+    lines, notes = found.lines, tuple[str, ...]()
     if scope.currency is not None:
         lines, notes = in_currency(lines, scope.currency, book)
     rows = trial_rows(lines, found) if scope.by == "trial" else grouped_rows(lines, _namer(scope, found))
@@ -73,7 +68,26 @@ def grouped_report(
     return Report(f"{what} by {scope.by}", now_ns, rows, open_leases(lines, found), notes)
 
 
-def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[list[Line], tuple[str, ...]]:
+def scoped_lines(
+    ledger: Ledger,
+    book: PriceBook,
+    scope: Scope,
+    now_ns: int,
+    *,
+    cuts: Sequence[int] = (),
+    rules: Sequence[BillingRule] | None = None,
+) -> Lines:
+    """The lines that a scope lets through, cut at its range and at `cuts`, in their own currencies."""
+    if scope.idle not in IDLE_POLICIES:
+        raise LedgerError(f"{scope.idle!r} is no way to treat idle time; one of {', '.join(IDLE_POLICIES)}")
+    edges = {ns for ns in (scope.from_ns, scope.to_ns) if ns is not None}.union(cuts)
+    found = attribute(
+        ledger, book, now_ns, sweep_id=scope.sweep_id, cuts=sorted(edges), rules=rules, as_of_ns=scope.as_of_ns
+    )
+    return replace(found, lines=tuple(line for line in _with_policy(found.lines, scope.idle) if _in_scope(line, scope)))
+
+
+def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     """The lines in another currency, each at the rate of its day, and the sentences that name the rates.
 
     Raises:
@@ -81,13 +95,13 @@ def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[
     """
     rates = load_rates(book.folder)
     notes: set[str] = set()
-    found = []
+    found: list[Line] = []
     for line in lines:
         day = datetime.fromtimestamp(line.from_ns // 10**9, UTC).date()
         conversion = convert(line.pico, line.lease.currency, currency, day, rates)
         notes.add(conversion.text)
         found.append(replace(line, pico=conversion.pico, lease=replace(line.lease, currency=currency)))
-    return found, tuple(sorted(notes - {""}))
+    return tuple(found), tuple(sorted(notes - {""}))
 
 
 def _in_scope(line: Line, scope: Scope) -> bool:

@@ -158,6 +158,18 @@ def test_csv_goes_to_a_file_whole(report, tmp_path):
     assert [r["row"] for r in rows][:2] == ["trial", "trial"]
 
 
+def test_focus_rows_sum_to_the_books_of_all_sweeps(report, tmp_path):
+    out = tmp_path / "focus.csv"
+    assert report("--format", "focus", "--out", out) == ""
+    with out.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    whole = json.loads(report("--by", "sweep", "--json"))
+    assert sum(Decimal(r["EffectiveCost"]) for r in rows) == Decimal(whole["total"])
+    assert out.read_text(encoding="utf-8") == report("--format", "focus").replace("\r\n", "\n")
+    assert "AllocatedMethodId" in report("--format", "focus", "--focus-version", "1.3").splitlines()[0]
+    assert "no FOCUS '2.0'" in report("--format", "focus", "--focus-version", "2.0", code=2)
+
+
 def test_an_earlier_report_is_reproduced_as_of_its_day(report, root, pricing, clock):
     before = report("--sweep", "sweep-1", "--as-of", "2026-11-28T12:00", "--json")
     with Ledger.open(root / "ledger.db", clock) as ledger:
