@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from cost.attribution import Line, attribute
-from cost.billing import BillingRule
+from cost.billing import BillingRule, load_rules, rule_for
 from cost.bills import Bill, BillLine, day_text, period_of
 from cost.fx import Rate, convert
 from cost.money import largest_remainder
@@ -102,6 +102,7 @@ class _Books:
     lines: dict[str, list[Line]]
     book: PriceBook
     rates: Sequence[Rate]
+    rules: Sequence[BillingRule]
 
 
 def reconcile(
@@ -120,13 +121,14 @@ def reconcile(
     """
     first, last = period_of(bill)
     cuts = list(range(first, last + DAY_NS, DAY_NS))
+    rules = load_rules(book.folder) if rules is None else rules
     found = attribute(ledger, book, now_ns, cuts=cuts, rules=rules)
     by_lease: dict[str, list[Line]] = defaultdict(list)
     for line in found.lines:
         if first <= line.from_ns < last and not line.imputed:
             by_lease[line.lease.lease_id].append(line)
     states = {s.lease.lease_id: s for s in found.leases}
-    books = _Books(by_lease, book, rates)
+    books = _Books(by_lease, book, rates, rules)
     matched, missing = _match(bill, found.leases)
     notes: set[str] = set()
     comparisons: list[Comparison] = []
@@ -220,10 +222,9 @@ def _compare(
 def _explain(books: _Books, made: Comparison, billed: list[BillLine], booked: list[Line], foreign: bool) -> list[Cause]:
     """Causes of a difference in machine time; they sum to it."""
     lease, difference = made.lease, made.difference
-    # Each amount on the bill may have been rounded by half of its last place.
-    tolerance = sum(line.quantum for line in billed) // 2 + 1
+    tolerance = _tolerance(books.rules, lease, billed)
     if abs(difference) <= tolerance and not foreign:
-        return [Cause("rounding", difference, f"within the last place of the bill's {len(billed)} amounts")]
+        return [Cause("rounding", difference, f"within the rounding of the bill's {len(billed)} amounts")]
     if not booked:
         return [Cause("idle", difference, "the machine was billed in time of which the books know nothing")]
     if not billed:
@@ -243,6 +244,17 @@ def _explain(books: _Books, made: Comparison, billed: list[BillLine], booked: li
         name = "rounding" if abs(rest) <= tolerance else "fx" if foreign else "price"
         found.append(Cause(name, rest, text))
     return found
+
+
+def _tolerance(rules: Sequence[BillingRule], lease: Lease, billed: Sequence[BillLine]) -> int:
+    """How far rounding can have moved what the bill says, in 1e-12: by half of the last place of each amount as it is
+    written, and by what the provider's rule says of its own rounding, per line, or once per day or total."""
+    written = sum(line.quantum for line in billed) // 2 + 1
+    rule = rule_for(rules, lease.provider, lease.purchase)
+    if rule.bill_rounding == "none":
+        return written
+    times = max(1, len(billed)) if rule.bill_rounding == "line" else 1
+    return max(written, int(rule.bill_quantum * 10**12) * times // 2)
 
 
 def _time_cause(pico: int, hours: Fraction, lines: int) -> Cause:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,14 @@ def test_a_difference_within_the_last_place_of_the_bill_is_rounding(books):
     start = "2026-11-01T14:00:00Z,2026-11-01T14:07:00Z"
     done = books.compare(f"i-1,{HELD},128.0,USD,", f"i-2,{start},3.73,USD,")
     assert [x.name for c in done.comparisons for x in c.causes] == ["rounding"]
+
+
+@pytest.mark.parametrize(("rounding", "found"), [("none", "price"), ("line", "rounding"), ("total", "rounding")])
+def test_the_providers_own_rounding_is_expected_as_its_rule_says(books, rounding, found):
+    rule = replace(RULES[0], bill_rounding=rounding, bill_quantum=Decimal(1))
+    bill = books.bill(f"i-1,{HELD},128.4999,USD,")
+    done = reconcile(books.ledger, BOOK, bill, books.clock.utc, rules=(rule,))
+    assert causes(done) == [(found, Decimal("0.4999"))]
 
 
 def test_time_of_which_the_books_know_nothing_is_idle(books):
