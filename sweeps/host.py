@@ -44,7 +44,8 @@ class View(Protocol):
 class _Held:
     attempt: Attempt
     key: UsageKey
-    running: bool = True
+    granted: bool = False
+    ended: bool = False
 
 
 class SweepHost:
@@ -76,9 +77,10 @@ class SweepHost:
     # What the executor asks and tells
 
     def next_attempt(self) -> Attempt | None:
-        free = self._cfg.machine.cards - sum(h.attempt.spec.cards for h in self._held.values())
+        busy = [h.attempt.spec.cards for h in self._held.values() if not h.ended]
+        free = self._cfg.machine.cards - sum(busy)
         limit = self._cfg.search.max_concurrent or self._cfg.machine.cards
-        if self._stop or not self._queue or free < self._cfg.search.cards_per_trial or len(self._held) >= limit:
+        if self._stop or not self._queue or free < self._cfg.search.cards_per_trial or len(busy) >= limit:
             return None
         trial = self._journal.record.trials[self._queue.popleft()]
         number = len(trial.attempts) + 1
@@ -88,23 +90,28 @@ class SweepHost:
             self.warn(f"the checkpoint of {trial.trial_id} at {checkpoint} is gone: the trial starts afresh")
             checkpoint = None
         attempt = Attempt(spec, checkpoint)
-        key = UsageKey(self._lease_id, trial.trial_id, number)
-        body = {
-            "trial_id": trial.trial_id,
-            "attempt": number,
-            "lease_id": self._lease_id,
-            "from_step": trial.checkpoint.step if trial.checkpoint and checkpoint else 0,
-        }
-        with self._ledger.transaction():
-            self._journal.append("attempt_started", body, f"attempt_started:{attempt}")
-            self._ledger.start_usage(key, self._journal.record.sweep_id, Decimal(spec.cards), self._labels(trial))
-        self._journal.catch_up()
-        self._held[str(attempt)] = _Held(attempt, key)
-        self._view.changed(trial, None)
+        self._held[str(attempt)] = _Held(attempt, UsageKey(self._lease_id, trial.trial_id, number))
         return attempt
 
     def done(self) -> bool:
-        return not self._held and (bool(self._stop) or not self._queue)
+        return all(h.ended for h in self._held.values()) and (bool(self._stop) or not self._queue)
+
+    def on_granted(self, attempt: Attempt) -> None:
+        held = self._held[str(attempt)]
+        trial = self._journal.record.trials[attempt.trial_id]
+        body = {
+            "trial_id": attempt.trial_id,
+            "attempt": attempt.number,
+            "lease_id": self._lease_id,
+            "from_step": trial.checkpoint.step if trial.checkpoint and attempt.checkpoint else 0,
+        }
+        sweep_id, cards = self._journal.record.sweep_id, Decimal(attempt.spec.cards)
+        with self._ledger.transaction():
+            self._journal.append("attempt_started", body, f"attempt_started:{attempt}")
+            self._ledger.start_usage(held.key, sweep_id, cards, self._labels(trial))
+        self._journal.catch_up()
+        held.granted = True
+        self._view.changed(trial, None)
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
         trial = self._journal.record.trials[attempt.trial_id]
@@ -140,7 +147,7 @@ class SweepHost:
             steps = str(max(trial.steps, default=0))
             self._ledger.set_labels(held.key, {"state": str(state), "steps": steps})
         self._journal.catch_up()
-        held.running = False
+        held.ended = True
         if state is TrialState.PREEMPTED and not self._stop:
             self._queue.append(attempt.trial_id)
         self._view.changed(trial, None)
@@ -159,7 +166,7 @@ class SweepHost:
         now_ns = self._ledger.now_ns()
         if now_ns - self._last_heartbeat_ns >= HEARTBEAT_SECONDS * 10**9:
             self._last_heartbeat_ns = now_ns
-            self._ledger.heartbeat(self._lease_id, [h.key for h in self._held.values()])
+            self._ledger.heartbeat(self._lease_id, [h.key for h in self._held.values() if h.granted])
             self._watch_budget()
         self._view.tick()
 
@@ -175,8 +182,11 @@ class SweepHost:
 
     def abandon(self, outcome: str, message: str) -> None:
         """Close the books of everything that still runs: its processes were ended from outside."""
-        for held in list(self._held.values()):
-            if held.running:
+        for name, held in list(self._held.items()):
+            if not held.granted:
+                del self._held[name]
+                continue
+            if not held.ended:
                 self.on_ended(held.attempt, outcome, message)
             self.on_released(held.attempt, True)
 

@@ -36,11 +36,15 @@ class Host(Protocol):
     """What an executor is given: the driver, seen from below."""
 
     def next_attempt(self) -> Attempt | None:
-        """The attempt to start now, its cards booked; None: nothing for now."""
+        """The attempt to start next; None: nothing for now. It may wait for the cards of one that is ending."""
         ...
 
     def done(self) -> bool:
         """Nothing runs and nothing will be started any more."""
+        ...
+
+    def on_granted(self, attempt: Attempt) -> None:
+        """It holds its cards from this moment on: comes once, before its first message."""
         ...
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
@@ -52,7 +56,7 @@ class Host(Protocol):
         ...
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
-        """Its processes are gone and its cards are back (or are not, after a wait): comes after `on_ended`."""
+        """Its processes are gone and its cards are back (or are not, after a wait): comes once, after `on_ended`."""
         ...
 
     def on_tick(self) -> None:

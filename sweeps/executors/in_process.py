@@ -63,6 +63,7 @@ class InProcessExecutor:
     def run(self, host: Host) -> None:
         while True:
             while attempt := host.next_attempt():
+                host.on_granted(attempt)
                 running = _Running(attempt, self._trainer.run(attempt.spec, attempt.checkpoint))
                 self._go_on(running, None)
             if not self._queue:

@@ -45,6 +45,8 @@ class AttemptActor(tune.Trainable):
         self._checkpoint = Path(config["checkpoint"]) if config["checkpoint"] else None
         self._command = None
         self._words = None
+        group = ray.util.get_current_placement_group()
+        self._place = {"pid": os.getpid(), "group": group.id.hex() if group else ""}
 
     def tell(self, command: dict[str, Any]) -> None:
         """What the trainer shall hear next. Comes from the process that also calls `train`, so it is there in time."""
@@ -59,13 +61,13 @@ class AttemptActor(tune.Trainable):
         try:
             message = self._words.send(command)
         except StopIteration:
-            return {"error": ("failed", "the trainer ended without a word"), "pid": os.getpid(), "done": True}
+            return {"error": ("failed", "the trainer ended without a word"), **self._place, "done": True}
         except Exception as error:
             import traceback
 
             traceback.print_exc()
-            return {"error": outcome_of(error), "pid": os.getpid(), "done": True}
-        return {"message": to_json(message), "pid": os.getpid(), "done": isinstance(message, Finished)}
+            return {"error": outcome_of(error), **self._place, "done": True}
+        return {"message": to_json(message), **self._place, "done": isinstance(message, Finished)}
 
     def cleanup(self) -> None:
         if self._words is not None:
@@ -77,6 +79,8 @@ class _Running:
     attempt: Attempt
     sequence: int = 0
     pid: int | None = None
+    group: str | None = None
+    """Placement group: set once it was granted."""
     outcome: tuple[str, str] | None = None
     ended_at: float | None = None
     """Monotonic seconds; None while it runs."""
@@ -102,7 +106,6 @@ class RayTuneExecutor:
 
     def run(self, host: Host) -> None:
         self._host = host
-        self._cards_at_rest = ray.cluster_resources().get(self._resource, 0)
         config = tune.TuneConfig(search_alg=_FromHost(self), num_samples=-1, reuse_actors=False)
         run_config = tune.RunConfig(
             name="attempts",
@@ -115,6 +118,9 @@ class RayTuneExecutor:
         )
         actor = tune.with_resources(AttemptActor, self._bundles)
         tune.Tuner(actor, tune_config=config, run_config=run_config).fit()
+        while self._running:
+            self.tick()
+            time.sleep(0.1)
 
     def close(self) -> None:
         if self._owns_ray and ray.is_initialized():
@@ -123,12 +129,18 @@ class RayTuneExecutor:
         _wait_until_gone(pids, RELEASE_DEADLINE_SECONDS)
         self._running.clear()
 
+    def pid_of(self, attempt: Attempt) -> int | None:
+        """The process of a running attempt, once it has said a word."""
+        return next((r.pid for r in self._running.values() if r.attempt is attempt), None)
+
     # What Tune's searcher and callback, below, bring
 
     def _bundles(self, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         return tune.PlacementGroupFactory([{"CPU": 1, self._resource: config["spec"]["cards"]}])
 
     def suggest(self, tune_id: str) -> dict[str, Any] | str | None:
+        if not any(r.ended_at is None for r in self._running.values()):
+            self.tick()  # with no trial alive, Tune waits for this method and calls back nowhere else
         attempt = self._host.next_attempt()
         if attempt is None:
             return Searcher.FINISHED if self._host.done() else None
@@ -139,6 +151,7 @@ class RayTuneExecutor:
     def result(self, trial: Any, result: dict[str, Any]) -> None:
         running = self._running[trial.trial_id]
         running.pid = result["pid"]
+        self._grant(running, result["group"])
         if error := result.get("error"):
             running.outcome = (error[0], error[1])
             return
@@ -154,6 +167,8 @@ class RayTuneExecutor:
         running = self._running[trial.trial_id]
         if running.ended_at is not None:
             return
+        if running.group is None:  # it ended before its first word, and before a tick saw its group
+            self._grant(running, "")
         running.ended_at = time.monotonic()
         outcome, message = running.outcome or ("failed", "its process ended without a word")
         if died and running.outcome is None:
@@ -164,17 +179,39 @@ class RayTuneExecutor:
 
     def tick(self) -> None:
         self._host.on_tick()
-        ended = {k: r for k, r in self._running.items() if r.ended_at is not None}
-        if not ended:
+        waiting = [r for r in self._running.values() if r.group is None]
+        ending = {k: r for k, r in self._running.items() if r.ended_at is not None}
+        if not waiting and not ending:
             return
-        held = sum(r.attempt.spec.cards for r in self._running.values() if r.ended_at is None)
-        cards_back = ray.available_resources().get(self._resource, 0) >= self._cards_at_rest - held
-        for key, running in ended.items():
-            gone = running.pid is None or not psutil.pid_exists(running.pid)
+        groups = self._granted_groups()
+        for key, running in ending.items():
+            gone = running.group not in groups and (running.pid is None or not psutil.pid_exists(running.pid))
             overdue = time.monotonic() - (running.ended_at or 0) > RELEASE_DEADLINE_SECONDS
-            if (gone and cards_back) or overdue:
+            if gone or overdue:
                 del self._running[key]
-                self._host.on_released(running.attempt, gone and cards_back)
+                self._host.on_released(running.attempt, gone)
+        if not any(r.ended_at is not None for r in self._running.values()):
+            new = groups - {r.group for r in self._running.values()}
+            for running, group in zip(waiting, sorted(new), strict=False):
+                self._grant(running, group)
+
+    def _grant(self, running: _Running, group: str) -> None:
+        """It holds `group`. Groups are alike, so which attempt got which is a guess until its process says so."""
+        if running.group is None:
+            self._host.on_granted(running.attempt)
+        elif running.group != group:
+            for other in self._running.values():
+                if other.group == group:
+                    other.group = running.group
+        running.group = group
+
+    def _granted_groups(self) -> set[str]:
+        table = ray.util.placement_group_table()
+        return {
+            name
+            for name, group in table.items()
+            if group["state"] == "CREATED" and any(self._resource in b for b in group["bundles"].values())
+        }
 
 
 class _FromHost(Searcher):

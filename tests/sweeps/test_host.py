@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal
 
 import pytest
@@ -39,7 +40,7 @@ def test_one_card_holds_one_attempt_at_a_time(tmp_path):
     sweep = a_sweep(tmp_path).run()
     usages = sorted(sweep.ledger.usages(), key=lambda u: u.from_ns)
     assert len(usages) == 3
-    for before, after in zip(usages, usages[1:], strict=False):
+    for before, after in itertools.pairwise(usages):
         assert before.to_ns is not None
         assert before.to_ns <= after.from_ns
 
@@ -105,9 +106,11 @@ def test_a_raised_rate_is_a_command_in_the_journal_and_happens_once(tmp_path):
 
 def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(tmp_path):
     sweep = a_sweep(tmp_path)
-    assert sweep.host.next_attempt() is not None
+    attempt = sweep.host.next_attempt()
+    assert attempt is not None
+    sweep.host.on_granted(attempt)
     sweep.host.stop("interrupted")
     sweep.host.abandon("interrupted", "ended by the sweep")
-    assert [t.state for t in sweep.journal.record.trials.values()][0] is TrialState.PREEMPTED
+    assert next(t.state for t in sweep.journal.record.trials.values()) is TrialState.PREEMPTED
     assert all(u.to_ns is not None for u in sweep.ledger.usages())
     assert sweep.host.done()

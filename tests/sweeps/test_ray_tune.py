@@ -1,0 +1,140 @@
+"""Attempts through real Ray Tune: what is said arrives, commands go back, ends are told apart, cards come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl.spec import CheckpointWritten, Command, Continue, Event, Finished, SetLr, Started, StepReport, Stop
+from sweeps.config import compose
+from sweeps.executors import Attempt
+from sweeps.plan import make_plan, trial_spec
+
+
+class Recorder:
+    """A host that hands out given attempts and writes down what comes back."""
+
+    def __init__(self, attempts: list[Attempt], answers: dict[tuple[str, int], Command] | None = None) -> None:
+        self.waiting, self.answers = list(attempts), answers or {}
+        self.live: set[str] = set()
+        self.messages: dict[str, list[Event]] = {}
+        self.ended: dict[str, tuple[str, str]] = {}
+        self.released: dict[str, bool] = {}
+        self.granted: list[str] = []
+        self.ticks = 0
+
+    def next_attempt(self) -> Attempt | None:
+        if self.live or not self.waiting:
+            return None
+        attempt = self.waiting.pop(0)
+        self.live.add(str(attempt))
+        return attempt
+
+    def done(self) -> bool:
+        return not self.live and not self.waiting
+
+    def on_granted(self, attempt: Attempt) -> None:
+        assert str(attempt) not in self.granted
+        self.granted.append(str(attempt))
+
+    def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+        assert str(attempt) in self.granted
+        said = self.messages.setdefault(str(attempt), [])
+        assert sequence == len(said)
+        said.append(message)
+        step = message.step if isinstance(message, StepReport) else 0
+        return self.answers.get((attempt.trial_id, step), Continue()) if step else Continue()
+
+    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+        assert str(attempt) not in self.ended
+        self.ended[str(attempt)] = (outcome, message)
+        self.live.remove(str(attempt))
+
+    def on_released(self, attempt: Attempt, released: bool) -> None:
+        assert str(attempt) in self.ended
+        self.released[str(attempt)] = released
+
+    def on_tick(self) -> None:
+        self.ticks += 1
+
+
+@pytest.fixture(scope="module")
+def ray_of_one_card(tmp_path_factory):
+    import ray
+
+    from sweeps.executors.ray_tune import RayTuneExecutor
+
+    logs = tmp_path_factory.mktemp("ray")
+    executor = RayTuneExecutor(cards=1, device="cpu", logs=logs)
+    yield executor
+    executor.close()
+    assert not ray.is_initialized()
+
+
+def attempts(folder: Path, *overrides: str) -> list[Attempt]:
+    cfg = compose(["+stage=smoke", "trainer=simulated", f"paths.root={folder}", "stage.steps=5", *overrides])
+    plan = make_plan(cfg)
+    return [Attempt(trial_spec(cfg, t, attempt=1, sweep_dir=folder), None) for t in plan.trials]
+
+
+def test_every_word_arrives_in_order_and_commands_are_heard_before_the_next_step(ray_of_one_card, tmp_path):
+    all_attempts = attempts(tmp_path)
+    first, second, third = all_attempts
+    host = Recorder(
+        all_attempts,
+        {(first.trial_id, 2): SetLr(7e-7), (second.trial_id, 3): Stop("budget: enough")},
+    )
+    ray_of_one_card.run(host)
+    said = host.messages[str(first)]
+    assert isinstance(said[0], Started)
+    assert [m.step for m in said if isinstance(m, StepReport)] == [1, 2, 3, 4, 5]
+    rates = [m.lr for m in said if isinstance(m, StepReport)]
+    assert rates[1] != pytest.approx(7e-7)
+    assert rates[2:] == pytest.approx([7e-7] * 3)
+    assert isinstance(said[-1], Finished)
+    assert host.ended[str(first)] == ("completed", "")
+    assert host.ended[str(second)][0] == "budget: enough"
+    stopped = host.messages[str(second)]
+    assert [m.step for m in stopped if isinstance(m, StepReport)] == [1, 2, 3]
+    assert any(isinstance(m, CheckpointWritten) for m in stopped)
+    assert host.ended[str(third)][0] == "completed"
+    assert host.released == {str(a): True for a in all_attempts}
+    assert host.ticks > 0
+
+
+def test_a_crash_and_a_preemption_are_told_apart(ray_of_one_card, tmp_path):
+    crash = attempts(tmp_path, "trainer.simulated.crash_at_step=2", "search.prompts_per_step=[2]")
+    preempt = attempts(tmp_path, "trainer.simulated.preempt_at_step=2", "search.prompts_per_step=[4]")[:1]
+    host = Recorder(crash + preempt)
+    ray_of_one_card.run(host)
+    assert host.ended[str(crash[0])][0] == "failed"
+    assert host.ended[str(preempt[0])][0] == "preempted"
+    assert all(host.released.values())
+
+
+def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_card, tmp_path):
+    victim, other = attempts(tmp_path)[:2]
+
+    class Killer(Recorder):
+        def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+            if str(attempt) == str(victim) and isinstance(message, StepReport) and message.step == 2:
+                os.kill(ray_of_one_card.pid_of(victim), signal.SIGKILL)
+            return super().on_message(attempt, sequence, message)
+
+    host = Killer([victim, other])
+    ray_of_one_card.run(host)
+    outcome, message = host.ended[str(victim)]
+    assert outcome == "failed"
+    assert "died" in message
+    assert host.ended[str(other)][0] == "completed"
+    assert all(host.released.values())
+
+
+def test_closing_leaves_no_process_behind(ray_of_one_card):
+    ray_of_one_card.close()
+    left = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+    assert not [line for line in left if "raylet" in line or "ray::" in line]
