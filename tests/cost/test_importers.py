@@ -46,6 +46,7 @@ def prices(snapshot: Snapshot) -> dict[tuple[str, str, str], Decimal]:
 
 @needs_data
 def test_a_catalogue_with_json_info_is_read_and_unknown_prices_are_left_out_not_zero():
+    """skypilot#6680, skypilot-catalog PR#50: unknown was shown as $0."""
     snapshot = skypilot.read(DATA / "verda_vms.csv", day_read=DAY)
     found = prices(snapshot)
     assert found[("verda-1h100.80s.32v", "on_demand", "FIN-02")] == Decimal("2.29")

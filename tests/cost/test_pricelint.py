@@ -66,6 +66,7 @@ def test_a_price_read_too_long_ago_is_found_and_only_while_it_is_in_force():
 
 
 def test_the_same_machine_price_at_two_card_counts_is_a_mix_up_of_per_card_and_per_machine():
+    """dstack#1890, skypilot-catalog PR#44: per card and per machine mixed up, off by 8."""
     a = priced("h100", "3.99", per="machine_hour", cards=1)
     b = priced("h100x8", "3.99", per="machine_hour", cards=8)
     (finding,) = findings(a, b)

@@ -94,6 +94,7 @@ def causes(done) -> list[tuple[str, Decimal]]:
 
 
 def test_a_bill_that_agrees_has_no_difference_and_shows_what_was_idle(books):
+    """determined docs: card-hours of trials are below the cloud bill, since idle is left out there."""
     done = books.compare(f"i-1,{HELD},128.00,USD,")
     (one,) = done.comparisons
     assert done.agrees
