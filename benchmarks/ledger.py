@@ -1,0 +1,188 @@
+"""How fast the ledger writes and reports, and by how much the same sums in floats are off. Never touches `runs/`.
+
+    python benchmarks/ledger.py                    # 1e5, 3e5 and 1e6 usage rows; a few minutes
+    python benchmarks/ledger.py --rows 100000 --json
+
+Each size runs in a process of its own, so that its memory is its own. Usage rows are phase durations as a driver writes
+them, 100 to a transaction, on a disk with full synchronisation; trials and leases grow with them (1e6 rows: 10,000
+trials on 100 leases). Figures of one run on one machine compare with each other, not with another machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cost.attribution import attribute
+from cost.clock import NS_PER_SECOND, FakeClock
+from cost.ledger import Ledger
+from cost.money import Money
+from cost.prices import PriceBook
+from cost.records import Lease, UsageKey
+from cost.report import trial_rows
+
+PHASES = ("rollout", "reward", "logprob", "train", "sync")
+ROWS_PER_TRIAL = 100
+TRIALS_PER_LEASE = 100
+GROUP = 100
+CARDS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, help="only this size")
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    options = parser.parse_args()
+    if options.rows:
+        results = [measure(options.rows)]
+    else:
+        results = []
+        for rows in (100_000, 300_000, 1_000_000):
+            command = [sys.executable, __file__, "--rows", str(rows), "--json"]
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            results += json.loads(output)
+    if options.json:
+        print(json.dumps(results, indent=2))
+        return
+    for result in results:
+        print("  ".join(f"{name} {value}" for name, value in result.items()))
+
+
+def measure(rows: int) -> dict[str, Any]:
+    """Write `rows` usage rows, report them by trial and as FOCUS, and compare with pandas."""
+    with tempfile.TemporaryDirectory(prefix="ledger-bench-") as folder:
+        path = Path(folder) / "ledger.db"
+        clock = FakeClock(utc=1_795_860_000 * NS_PER_SECOND)
+        seconds = fill(path, clock, rows)
+        result: dict[str, Any] = {"rows": rows, "append_rows_per_s": round(rows / seconds)}
+        book = PriceBook.load()
+        with Ledger.open(path, clock, read_only=True) as ledger:
+            began = time.perf_counter()
+            found = attribute(ledger, book, ledger.now_ns())
+            report = trial_rows(found.lines, found)
+            result["report_by_trial_s"] = round(time.perf_counter() - began, 2)
+            result["trials"] = sum(row.kind == "trial" for row in report)
+            began = time.perf_counter()
+            write_focus(ledger, book, Path(folder) / "focus.csv")
+            result["focus_s"] = round(time.perf_counter() - began, 2)
+            # Linux counts in KiB.
+            result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            exact = sum(row.pico for row in report)
+            increments = sum(row.categories.get("billing_increment", 0) for row in report)
+        began = time.perf_counter()
+        naive = in_pandas(path, book)
+        result["pandas_float_s"] = round(time.perf_counter() - began, 2)
+        total, left_out = Money(exact, "USD").amount, Money(increments, "USD").amount
+        result |= {"total": str(total), "pandas_total": repr(naive), "pandas_off_by": str(Decimal(naive) - total)}
+        # The naive sum knows no billing rule; what is left after that is the error of the floats.
+        result["off_by_floats"] = str(Decimal(naive) - (total - left_out))
+        return result
+
+
+def fill(path: Path, clock: FakeClock, rows: int) -> float:
+    """Leases of 100 trials, eight at a time, each reporting five phases twenty times. Returns seconds of appending."""
+    trials = rows // ROWS_PER_TRIAL
+    leases = max(trials // TRIALS_PER_LEASE, 1)
+    quote = PriceBook.load().in_force("runpod-h100", clock.utc)
+    appending = 0.0
+    with Ledger.open(path, clock) as ledger:
+        for number in range(leases):
+            lease_id, sweep_id = f"lease-{number:04d}", f"sweep-{number:04d}"
+            lease = Lease(
+                *(
+                    lease_id,
+                    f"machine-{number}",
+                    "h100x8",
+                    quote.sku,
+                    quote.provider,
+                    CARDS,
+                    quote.currency,
+                    quote.hash,
+                ),
+                region=quote.region,
+                purchase=quote.purchase,
+                owner=f"user{number % 7}",
+            )
+            ledger.open_lease(lease)
+            ledger.attach(lease_id, sweep_id)
+            clock.advance_seconds(61.7)
+            for first in range(0, TRIALS_PER_LEASE, CARDS):
+                keys = [
+                    UsageKey(lease_id, f"{number:04d}-{trial:03d}", 1)
+                    for trial in range(first, min(first + CARDS, TRIALS_PER_LEASE))
+                ]
+                with ledger.transaction():
+                    for key in keys:
+                        ledger.start_usage(key, sweep_id, Decimal(1), {"stage": "smoke", "lr": "1e-5", "steps": "20"})
+                appending += _report(ledger, clock, keys)
+                with ledger.transaction():
+                    for key in keys:
+                        ledger.set_labels(key, {"state": "COMPLETED", "acc": "0.5"})
+                        ledger.end_usage(key, "COMPLETED")
+            ledger.detach(lease_id, sweep_id, "done")
+    return appending
+
+
+def _report(ledger: Ledger, clock: FakeClock, keys: list[UsageKey]) -> float:
+    """What the trials say, in transactions of GROUP rows. Returns the seconds that writing it took."""
+    began = time.perf_counter()
+    reports = [(sequence, key) for sequence in range(ROWS_PER_TRIAL // len(PHASES)) for key in keys]
+    per_transaction = GROUP // len(PHASES)
+    for start in range(0, len(reports), per_transaction):
+        with ledger.transaction():
+            for sequence, key in reports[start : start + per_transaction]:
+                seconds = {kind: (n + 1) * 1_234_567_891 for n, kind in enumerate(PHASES)}
+                ledger.add_phases(key, sequence, seconds)
+        clock.advance(20 * 987_654_321)
+    return time.perf_counter() - began
+
+
+def write_focus(ledger: Ledger, book: PriceBook, path: Path) -> None:
+    from cost import focus
+
+    now = ledger.now_ns()
+    first = min(state.from_ns for state in ledger.leases())
+    focus.write(attribute(ledger, book, now, cuts=focus.month_cuts(first, now)), book, path)
+
+
+def in_pandas(path: Path, book: PriceBook) -> float:
+    """The same bill as most would write it: floats, seconds, a price per card-hour, summed up."""
+    import sqlite3
+
+    import pandas
+
+    with sqlite3.connect(path) as connection:
+        usage = pandas.read_sql(
+            "SELECT u.usage_id, u.lease_id, u.cards_micro / 1e6 AS cards, u.from_ns, e.to_ns "
+            "FROM usage u JOIN usage_end e USING (usage_id)",
+            connection,
+        )
+        lease = pandas.read_sql(
+            "SELECT l.lease_id, l.cards, l.sku, l.from_ns, e.to_ns FROM lease l JOIN lease_end e USING (lease_id)",
+            connection,
+        )
+        phase = pandas.read_sql("SELECT usage_id, kind, sequence, card_ns / 1e9 AS seconds FROM phase", connection)
+    price = {sku: float(book.series(sku)[-1].price) for sku in lease.sku.unique()}
+    usage["hours"] = (usage.to_ns / 1e9 - usage.from_ns / 1e9) / 3600 * usage.cards
+    by_phase = phase.groupby(["usage_id", "kind"]).seconds.sum().reset_index()
+    by_phase["share"] = by_phase.seconds / by_phase.groupby("usage_id").seconds.transform("sum")
+    joined = by_phase.merge(usage, on="usage_id").merge(lease[["lease_id", "sku"]], on="lease_id")
+    trials = (joined.hours * joined.share * joined.sku.map(price)).sum()
+    held = usage.groupby("lease_id").hours.sum()
+    lease["hours"] = (lease.to_ns / 1e9 - lease.from_ns / 1e9) / 3600 * lease.cards
+    idle = ((lease.hours - lease.lease_id.map(held).fillna(0.0)) * lease.sku.map(price)).sum()
+    return float(trials + idle)
+
+
+if __name__ == "__main__":
+    main()
