@@ -117,7 +117,7 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
     mismatch = 0.01 * (1 + spec.trainer.simulated.noise_frac * abs(rng.normal()))
     return SimulatedStep(
         Curves(
-            reward=Mean(float(reward_by_group[trained].sum()), float(len(trained) * size)),
+            reward=Mean(float(reward_by_group.sum()), float(right.size * size)),
             acc=rewards["correct"],
             rewards=rewards,
             reward_errors=Mean(0.0, float(right.size * size)),
