@@ -13,6 +13,7 @@ import typer
 from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json
 from cost.leases_cli import leases_app
 from cost.prices_cli import prices_app
+from cost.reconcile_cli import reconcile
 
 if TYPE_CHECKING:
     from cost.grouping import Scope
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(leases_app, name="leases")
 app.add_typer(prices_app, name="prices")
+app.command()(reconcile)
 
 FORMATS = ("table", "csv", "json", "focus")
 
