@@ -115,6 +115,40 @@ def check(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_
         raise typer.Exit(1)
 
 
+@app.command()
+def budget(
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A limit: 'month=500 USD', 'stage:multi=200 USD', 'sweep:NAME=...'."),
+    ] = None,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+    as_json: Json = False,
+) -> None:
+    """What may be spent, what has been, and what is left: this month, and every stage and sweep with a limit."""
+    from cost import budget as money
+    from cost.cli_common import table_text
+    from cost.money import rounded
+    from cost.prices import PriceBook
+
+    with opened(root, db, write=bool(setting), create=bool(setting)) as ledger:
+        for text in setting or []:
+            money.set_limit(ledger, *money.parse_setting(text))
+        found = money.budgets(ledger, PriceBook.load(pricing), ledger.now_ns())
+    if as_json:
+        texts = [
+            (b, {k: None if v is None else str(v) for k, v in (("limit", b.limit), ("free", b.free))}) for b in found
+        ]
+        print_json({"budgets": [{"scope": b.scope, "name": b.name, "spent": str(b.spent), **t} for b, t in texts]})
+        return
+    rows = [
+        (b.name, *(f"{rounded(m.pico, 2)} {m.currency}" if m is not None else "-" for m in (b.limit, b.spent, b.free)))
+        for b in found
+    ]
+    typer.echo(table_text(("budget", "limit", "spent", "free"), rows, right=("limit", "spent", "free")))
+
+
 def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: str, out: Path | None) -> None:
     """The lines of a scope as a FOCUS file, each within one calendar month of UTC."""
     import csv

@@ -273,3 +273,21 @@ def test_help_needs_nothing_heavy():
         "print([m for m in ('sqlalchemy', 'alembic', 'rich.table', 'pandas', 'numpy', 'torch') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_budget_shows_limit_spent_and_free_idle_included(root, pricing):
+    place = ("--root", root, "--pricing", pricing)
+    run("budget", *place, "--set", "sweep:sweep-1=100 USD", "--set", "stage:single=200 USD", "--set", "month=100 EUR")
+    run("budget", *place, "--set", "sweep:sweep-1=150.50 USD")
+    found = {b["scope"]: b for b in json.loads(run("budget", *place, "--json"))["budgets"]}
+    spent = json.loads(run("report", *place, "--sweep", "sweep-1", "--json"))["total"]
+    assert found["sweep:sweep-1"]["limit"] == "150.5 USD"
+    assert found["sweep:sweep-1"]["spent"] == f"{spent} USD"
+    assert Decimal(found["sweep:sweep-1"]["free"].split()[0]) == Decimal("150.5") - Decimal(spent)
+    assert found["month"]["spent"].endswith("EUR")
+    assert "sweep sweep-1" in run("budget", *place)
+
+
+@pytest.mark.parametrize("setting", ["month", "month=500", "month=-5 USD", "year=5 USD", "stage:=5 USD", "month=0 USD"])
+def test_a_budget_that_means_nothing_is_refused(root, pricing, setting):
+    run("budget", "--root", root, "--pricing", pricing, "--set", setting, code=2)
