@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cost.attribution import Line, Lines
 from cost.money import largest_remainder, pico_text
-from cost.prices import PICO, MissingPriceError, PriceBook, PriceRow, add_command, instant_ns
+from cost.prices import PICO, MissingPriceError, PriceBook, PriceRow, add_command, instant_ns, pico_per_hour
 from cost.records import Lease, Usage
 from cost.schema import MICRO_PER_CARD
 
@@ -253,9 +253,14 @@ def _row(charge: _Charge, prices: _Prices) -> dict[str, str]:
 def _priced(charge: _Charge, price: PriceRow, prices: _Prices, card_hours: str) -> dict[str, str]:
     """What a priced charge of usage says beside its cost: quantity times unit price is the cost, to 1e-12."""
     lease = charge.line.lease
-    quantity = Fraction(charge.pico, PICO) / Fraction(price.price) if price.price else Fraction(0)
-    listed = prices.beside(price, "list", charge.from_ns)
-    effective = price.price
+    unit, charged = _UNITS[price.per], price.price
+    if price.depreciation:
+        # Energy and depreciation have no common unit but the hour of the machine.
+        hour = pico_per_hour(price, lease.cards, lease.watts or 0)
+        unit, charged = "Hours", Decimal(hour.numerator) / hour.denominator / PICO
+    quantity = Fraction(charge.pico, PICO) / Fraction(charged) if charged else Fraction(0)
+    listed = prices.beside(price, "list", charge.from_ns) if charged == price.price else charged
+    effective = charged
     if price.purchase in _COMMITMENTS:
         effective = prices.beside(price, "effective", charge.from_ns)
     commitment = _COMMITMENTS.get(price.purchase, "")
@@ -264,19 +269,19 @@ def _priced(charge: _Charge, price: PriceRow, prices: _Prices, card_hours: str) 
     found = {
         "ConsumedQuantity": "" if unused else card_hours,
         "ConsumedUnit": "" if unused else "GPU-Hours",
-        "ContractedUnitPrice": format(price.price, "f"),
+        "ContractedUnitPrice": format(charged, "f"),
         "ListUnitPrice": format(listed, "f"),
         "PricingCategory": category,
         "PricingQuantity": _decimal(quantity, 18),
-        "PricingUnit": _UNITS[price.per],
+        "PricingUnit": unit,
         "SkuId": price.sku,
         "SkuMeter": "Energy" if price.per == "kwh" else "Machine time",
         "SkuPriceDetails": _json({"GpuCount": lease.cards if price.per == "machine_hour" else 1}),
         "SkuPriceId": "/".join(filter(None, (price.sku, price.purchase, price.region, price.kind))),
     }
-    if listed != price.price:
+    if listed != charged:
         found["ListCost"] = _decimal(quantity * Fraction(listed))
-    if effective != price.price:
+    if effective != charged:
         found["EffectiveCost"] = _decimal(quantity * Fraction(effective))
     if commitment:
         found |= {

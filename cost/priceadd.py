@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from cost.prices import PriceBook, PriceError, PriceRow
@@ -27,10 +26,9 @@ def add_row(folder: Path, row: PriceRow) -> Path:
             )
     file = folder / "added.yaml"
     text = file.read_text(encoding="utf-8") if file.exists() else _HEAD
-    body = {k: v if isinstance(v, (bool, int)) else str(v) for k, v in asdict(row).items()}
     partial = file.with_suffix(".part")
     with partial.open("w", encoding="utf-8") as stream:
-        stream.write(f"{text.rstrip()}\n  - {json.dumps(body, ensure_ascii=False)}\n")
+        stream.write(f"{text.rstrip()}\n  - {json.dumps(row.plain(), ensure_ascii=False)}\n")
         stream.flush()
         os.fsync(stream.fileno())
     partial.rename(file)

@@ -97,7 +97,8 @@ class PriceRow:
     """One price of one SKU. `cards` is how many cards the priced machine has; 0 means that the price holds for any
     number of cards (RunPod) or that cards are not what is priced (kWh, GiB). `price` is in `currency` per `per`.
     `valid_from` counts, `valid_to` does not (half-open, UTC); an empty `valid_to` means until the next row. `card` is
-    the card's model where the SKU does not say it; machines of one model are compared by the linter."""
+    the card's model where the SKU does not say it; machines of one model are compared by the linter. `depreciation` is
+    what own hardware loses in an hour of the whole machine, on top of its energy (rows per kWh only)."""
 
     provider: str
     sku: str
@@ -116,6 +117,7 @@ class PriceRow:
     note: str = ""
     kind: str = "list"
     card: str = ""
+    depreciation: Decimal | None = None
 
     @cached_property
     def hash(self) -> str:
@@ -123,8 +125,13 @@ class PriceRow:
 
         Empty fields are left out, so that a field added to the schema later does not change the hash of older rows.
         """
-        body = {k: v if isinstance(v, (bool, int)) else str(v) for k, v in asdict(self).items() if v != ""}
+        body = {k: v for k, v in self.plain().items() if v != ""}
         return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def plain(self) -> dict[str, str | int | bool]:
+        """The row as a price file has it: amounts as texts, what is not there left out."""
+        body = {k: v for k, v in asdict(self).items() if v is not None}
+        return {k: v if isinstance(v, (bool, int)) else str(v) for k, v in body.items()}
 
     @cached_property
     def from_ns(self) -> int:
@@ -148,7 +155,7 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
     optional = {"region": "", "cards": 0, "purchase": "on_demand", "tax_included": False, "tax_rate": "0"}
     optional |= {"valid_to": "", "note": "", "kind": "list", "card": ""}
     data = optional | {k: v for k, v in raw.items() if v is not None}
-    for name in known:
+    for name in known - {"depreciation"}:
         if name not in data:
             raise PriceError(f"{where}: {name} is missing")
     for name, allowed in (("per", PER), ("purchase", PURCHASE), ("kind", KINDS)):
@@ -163,6 +170,9 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
         raise PriceError(f"{where}: a price per machine_hour must say how many cards the machine has (0 for none)")
     if not isinstance(data["tax_included"], bool):
         raise PriceError(f"{where}: tax_included {data['tax_included']!r} must be true or false")
+    depreciation = data.get("depreciation")
+    if depreciation is not None and data["per"] != "kwh":
+        raise PriceError(f"{where}: depreciation belongs to own hardware priced per kwh, not per {data['per']}")
     for name in ("sku", "provider", "source"):
         if not str(data[name]).strip():
             raise PriceError(f"{where}: {name} is empty")
@@ -175,6 +185,7 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
         tax_rate=parse_price(data["tax_rate"], f"{where}: tax_rate"),
         cards=cards,
         tax_included=data["tax_included"],
+        depreciation=None if depreciation is None else parse_price(depreciation, f"{where}: depreciation"),
         **{f.name: str(data[f.name]) for f in fields(PriceRow) if f.type == "str"},
     )
 
@@ -336,7 +347,7 @@ def pico_per_hour(row: PriceRow, cards: int, watts: Decimal | int = 0) -> Fracti
         return price * cards
     if watts <= 0:
         raise PriceError(f"SKU {row.sku!r} is priced per kWh: the machine's watts must be above 0, not {watts}")
-    return price * Fraction(watts) / 1000
+    return price * Fraction(watts) / 1000 + Fraction(row.depreciation or 0) * PICO
 
 
 def hourly(row: PriceRow, cards: int, watts: Decimal | int = 0) -> Money:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,8 +49,7 @@ def _today() -> date:
 
 
 def _plain(row: PriceRow) -> dict[str, Any]:
-    body: dict[str, Any] = {k: format(v, "f") if isinstance(v, Decimal) else v for k, v in asdict(row).items()}
-    return body | {"hash": row.hash}
+    return row.plain() | {"hash": row.hash}
 
 
 @prices_app.command("list")
@@ -159,6 +157,9 @@ def add_price(
     kind: Annotated[str, typer.Option(help="list, contracted or effective.")] = "list",
     tax_included: Annotated[bool, typer.Option("--tax-included", help="The price contains tax.")] = False,
     tax_rate: Annotated[str, typer.Option(help="Share of tax, such as 0.19.")] = "0",
+    depreciation: Annotated[
+        str, typer.Option(help="Own hardware per kWh: what the machine loses in an hour, such as 0.05.")
+    ] = "",
     note: Annotated[str, typer.Option(help="What a reader should know.")] = "",
     folder: FolderOption = DEFAULT_FOLDER,
     dry_run: DryRunOption = False,
@@ -170,7 +171,7 @@ def add_price(
     raw = {"provider": provider, "sku": sku, "region": region, "per": per, "cards": cards, "purchase": purchase}
     raw |= {"currency": currency, "price": price, "tax_included": tax_included, "tax_rate": tax_rate}
     raw |= {"valid_from": valid_from or today, "valid_to": valid_to, "source": source, "day_read": today}
-    raw |= {"note": note, "kind": kind}
+    raw |= {"note": note, "kind": kind, "depreciation": depreciation or None}
     with _refusing():
         row = read_row(raw, "the new row")
         if dry_run:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from cost.prices import PriceError, PriceRow, parse_price
@@ -119,8 +119,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path | None:
         "prices:",
     ]
     for row in snapshot.rows:
-        body = {k: v if isinstance(v, (bool, int)) else str(v) for k, v in asdict(row).items()}
-        lines.append(f"  - {json.dumps(body, ensure_ascii=False)}")
+        lines.append(f"  - {json.dumps(row.plain(), ensure_ascii=False)}")
     partial = file.with_suffix(".part")
     with partial.open("w", encoding="utf-8") as stream:
         stream.write("\n".join(lines) + "\n")

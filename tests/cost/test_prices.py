@@ -196,6 +196,17 @@ def test_energy_is_watts_times_price_without_rounding():
         pico_per_hour(row(per="kwh"), 1)
 
 
+def test_depreciation_is_added_to_energy_by_the_hour_of_the_machine():
+    own = row(price="0.20", per="kwh", depreciation="0.05")
+    assert hourly(own, 1, 500) == Money.parse("0.15 USD")
+    assert own.hash != row(price="0.20", per="kwh").hash
+    assert read_row(own.plain(), "again") == own
+    with pytest.raises(PriceError, match="own hardware priced per kwh, not per card_hour"):
+        row(depreciation="0.05")
+    with pytest.raises(PriceError, match="depreciation: price '-1'"):
+        row(per="kwh", depreciation="-1")
+
+
 def test_a_price_of_a_quantity_is_no_price_of_time():
     with pytest.raises(PriceError, match="priced per gib"):
         pico_per_hour(row(per="gib"), 1)
