@@ -112,12 +112,12 @@ def price_series(lease: Lease, book: PriceBook) -> tuple[PriceRow, ...]:
 def lease_charge(
     state: LeaseState, prices: Sequence[PriceRow], rules: Sequence[BillingRule], now_ns: int
 ) -> tuple[Segment, ...]:
-    """What a lease has cost by `now_ns`, segment by segment; a segment of nothing where there is no price."""
-    to_ns = state.to_ns if state.to_ns is not None and state.to_ns <= now_ns else max(now_ns, state.from_ns)
+    """What a lease has cost, by segment; while it is open, by `now_ns`. Without a price, a segment of nothing."""
+    to_ns = max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
     if not prices:
         return (Segment(state.from_ns, to_ns, 0, "machine", ""),)
     ended: Ended | None = None
-    if state.to_ns is not None and state.to_ns <= now_ns:
+    if state.to_ns is not None:
         ended = "provider" if state.how == INTERRUPTED else "user"
     lease = state.lease
     rule = rule_for(rules, prices[0].provider, prices[0].purchase)

@@ -87,7 +87,7 @@ def _card_time(books: _Books) -> Iterator[tuple[str, str]]:
     for line in books.lines.lines:
         held[line.lease.lease_id] += line.micro_card_ns
     for state in books.lines.leases:
-        to_ns = books.now_ns if state.to_ns is None else min(state.to_ns, books.now_ns)
+        to_ns = books.now_ns if state.to_ns is None else state.to_ns
         due = state.lease.cards * schema.MICRO_PER_CARD * max(to_ns - state.from_ns, 0)
         if held[state.lease.lease_id] != due:
             yield (

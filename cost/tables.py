@@ -1,4 +1,7 @@
-"""A report as a table for the terminal, of at most 100 columns. Shown amounts and a rounding row sum to the total."""
+"""A report as a table for the terminal, of at most 100 columns. Shown amounts and a rounding row sum to the total.
+
+Small totals are shown with as many places as it takes to see three digits of them: half a cent is not nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from cost.output import UNPRICED, utc_text
 from cost.rows import Report, Row
 
 PLACES = 4
+"""Decimal places, where the total is large enough for them."""
+
 _NARROW = ("", "card-hours", "cost")
 _WIDE = ("", "stage", "state", "tries", "machine", "acc", "card-hours", "cost")
 
@@ -17,15 +22,16 @@ _WIDE = ("", "stage", "state", "tries", "machine", "acc", "card-hours", "cost")
 def report_table(report: Report) -> str:
     """Title, rows, total, and what a reader has to know about them."""
     columns = _WIDE if report.trials else _NARROW
-    rows = [_cells(row, columns) for row in report.rows]
+    places = {currency: _places(report.total_in(currency)) for currency in report.currencies}
+    rows = [_cells(row, columns, places[row.currency]) for row in report.rows]
     for currency in report.currencies:
         mine = [row for row in report.rows if row.currency == currency]
-        total = rounded(report.total_in(currency), PLACES)
-        lost = total - sum((rounded(row.pico, PLACES) for row in mine), Decimal(0))
+        total = rounded(report.total_in(currency), places[currency])
+        lost = total - sum((rounded(row.pico, places[currency]) for row in mine), Decimal(0))
         if lost:
-            rows.append(_line("rounding", "", f"{lost} {currency}", columns))
+            rows.append(_line("rounding", "", f"{lost:f} {currency}", columns))
         hours = sum((row.card_hours for row in mine), Decimal(0))
-        rows.append(_line("total", f"{hours:.4f}", f"{total} {currency}", columns))
+        rows.append(_line("total", f"{hours:.4f}", f"{total:f} {currency}", columns))
     lines = [f"{report.title}, at {utc_text(report.at_ns)}"]
     lines.append(table_text(columns, rows, right=("tries", "acc", "card-hours", "cost")))
     if any("imputed" in row.flags for row in report.rows):
@@ -38,8 +44,13 @@ def report_table(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: Row, columns: tuple[str, ...]) -> tuple[str, ...]:
-    cost = UNPRICED if row.unpriced else f"{rounded(row.pico, PLACES)} {row.currency}"
+def _places(total_pico: int) -> int:
+    total = Decimal(total_pico).scaleb(-12)
+    return max(PLACES, 2 - total.adjusted()) if total else PLACES
+
+
+def _cells(row: Row, columns: tuple[str, ...], places: int) -> tuple[str, ...]:
+    cost = UNPRICED if row.unpriced else f"{rounded(row.pico, places):f} {row.currency}"
     hours = f"{row.card_hours:.4f}"
     if row.kind != "trial":
         return _line(row.name, hours, cost, columns)

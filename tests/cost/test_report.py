@@ -332,3 +332,90 @@ def test_the_csv_has_the_documented_columns_and_replaces_an_older_one_whole(held
     assert tuple(reader.fieldnames or ()) == COLUMNS
     assert (first["trial_id"], first["stage"], first["lr"], first["acc"]) == ("t0", "smoke", "1e-05", "0.5")
     assert Decimal(first["cost_per_acc_point"]) * 50 == pytest.approx(Decimal(first["cost"]), abs=Decimal("1e-4"))
+
+
+def test_small_amounts_are_shown_and_large_ones_have_four_places(held, clock):
+    from cost.tables import report_table
+
+    tiny = row("0.000001", cards=7)
+    ledger = awkward(held, clock)
+    report = sweep_report(ledger, PriceBook((tiny,)), "s1", clock.utc, rules=RULES)
+    amounts = [line.split()[-2] for line in report_table(report).splitlines()[2:]]
+    assert amounts[-1] == "0.0000000367"
+    assert sum(map(Decimal, amounts[:-1])) == Decimal(amounts[-1])
+    report = sweep_report(ledger, PriceBook((row("1000", cards=7),)), "s1", clock.utc, rules=RULES)
+    assert report_table(report).split()[-2] == "36.6667"
+
+
+def test_a_lease_that_ended_is_charged_in_full_whenever_it_is_looked_at(held, clock, book):
+    ledger = held()
+    clock.advance_seconds(HOUR)
+    ledger.detach("L1", "s1", "done")
+    assert sweep_report(ledger, book, "s1", clock.utc - 1800 * NS_PER_SECOND, rules=RULES).total_pico == pico_of(8)
+
+
+def test_four_machines_whose_spot_price_changed_mid_run_are_charged_by_segment(held, clock):
+    spot = (row("0.20", end="2026-01-01T08:00:00Z"), row("0.37", start="2026-01-01T08:00:00Z"))
+    for number in range(4):
+        ledger = held(f"L{number}", price_hash=spot[0].hash)
+    clock.advance_seconds(10 * HOUR)
+    report = sweep_report(ledger, PriceBook(spot), "s1", clock.utc, rules=RULES)
+    assert Money(report.total_pico, "USD") == Money.parse("9.36 USD")
+
+
+def test_a_machine_that_never_came_up_costs_nothing(ledger, make_lease, clock, book):
+    """A lease is opened when the machine is confirmed to run, not when it is asked for."""
+    clock.advance_seconds(100 * HOUR)
+    assert attribute(ledger, book, clock.utc, rules=RULES).lines == ()
+    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=row().hash))
+    clock.advance_seconds(HOUR)
+    lines = attribute(ledger, book, clock.utc, rules=RULES).lines
+    assert sum(line.pico for line in lines) == pico_of(8)
+
+
+def test_a_machine_that_its_provider_took_back_early_is_free_where_the_rule_says_so(held, clock, book):
+    ledger = held()
+    clock.advance_seconds(HOUR - 1)
+    ledger.close_lease("L1", "interrupted")
+    waiver = (rule(interruption_waiver_s=HOUR),)
+    assert sweep_report(ledger, book, "s1", clock.utc, rules=waiver).total_pico == 0
+    assert sweep_report(ledger, book, "s1", clock.utc, rules=RULES).total_pico > 0
+
+
+def test_card_hours_count_every_card_that_is_held_whatever_it_does(held, clock, book):
+    ledger = held()
+    key = UsageKey("L1", "t1", 1)
+    ledger.start_usage(key, "s1", Decimal(6), {})
+    ledger.add_phases(key, 1, {"train": 2 * HOUR * NS_PER_SECOND})
+    clock.advance_seconds(HOUR)
+    ledger.end_usage(key, "COMPLETED")
+    report = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
+    assert [r.card_hours for r in report.rows] == [6, 2]
+    assert sum(r.card_hours for r in report.rows) == 8
+
+
+def test_closing_twice_writes_one_row_and_bills_once(held, clock, book):
+    ledger = held()
+    key = UsageKey("L1", "t1", 1)
+    ledger.start_usage(key, "s1", Decimal(8), {})
+    clock.advance_seconds(HOUR)
+    ledger.end_usage(key, "COMPLETED")
+    ledger.detach("L1", "s1", "done")
+    before = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
+    clock.advance_seconds(HOUR)
+    ledger.end_usage(key, "COMPLETED")
+    ledger.detach("L1", "s1", "done")
+    ledger.close_lease("L1", "done")
+    after = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
+    assert (after.total_pico, after.rows) == (before.total_pico, before.rows)
+
+
+def test_another_program_sees_the_same_numbers_as_long_as_nothing_is_written(held, clock, book, place):
+    from cost.ledger import Ledger
+
+    ledger = awkward(held, clock)
+    price = PriceBook((row("1.006", cards=7),))
+    with Ledger.open(place, read_only=True) as reader:
+        assert sweep_report(reader, price, "s1", clock.utc, rules=RULES) == sweep_report(
+            ledger, price, "s1", clock.utc, rules=RULES
+        )
