@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import selectors
@@ -26,7 +27,10 @@ from dataclasses import dataclass
 from rl.spec import ConfigurationError, TaskSpec
 from rl.tasks.worker import START_SECONDS, judge_from
 
+_log = logging.getLogger(__name__)
+
 IN_PROCESS = ("exact", "number")
+MOST_ERRORS_TOLD = 3
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Scorer:
         self._weights = _checked_weights(spec, user_scorer)
         self._workers: list[_Worker] = []
         self._restarts: list[WorkerRestart] = []
+        self._told: set[str] = set()
         self._local = user_scorer is None and spec.scorer in IN_PROCESS and not spec.format_pattern
 
     def __enter__(self) -> Scorer:
@@ -97,7 +102,15 @@ class Scorer:
         else:
             judged = self._in_workers(list(zip(completions, answers, strict=True)))
         restarts, self._restarts = tuple(self._restarts), []
+        self._tell_new_errors(completions, judged)
         return self._scores(judged, restarts)
+
+    def _tell_new_errors(self, completions: Sequence[str], judged: Sequence[dict[str, float] | str]) -> None:
+        """Log the first few different errors: a rate of errors says how many, and not why."""
+        for completion, one in zip(completions, judged, strict=True):
+            if isinstance(one, str) and one not in self._told and len(self._told) < MOST_ERRORS_TOLD:
+                self._told.add(one)
+                _log.warning("scoring failed and counts as wrong: %s; the completion was %.200r", one, completion)
 
     def _scores(self, judged: list[dict[str, float] | str], restarts: tuple[WorkerRestart, ...]) -> Scores:
         """`judged` has the raw rewards by name, or the text of an error."""

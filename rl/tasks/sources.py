@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -187,6 +188,8 @@ def resolve(name: str, what: str) -> Any:
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigurationError(f"{what}={name!r} should be of the form package.module:function")
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))  # where the command is typed, wherever the program itself lies
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:  # importing runs the user's code

@@ -141,6 +141,16 @@ def test_a_scorer_that_throws_or_gives_no_number_counts_as_wrong_and_is_not_drop
     assert scores.restarts == ()
 
 
+def test_why_a_scorer_fails_is_told_once_with_the_completion(
+    user_module: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Scorer(task(), f"{user_module(USER)}:score") as scorer:
+        scorer.score(["throw", "throw", "a"], ["a", "a", "a"])
+        scorer.score(["throw", "two"], ["a", "a"])
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0].endswith("counts as wrong: KeyError: 'lost'; the completion was 'throw'")
+
+
 @pytest.mark.parametrize("completion", ["die", "segfault"])
 def test_a_worker_that_dies_is_replaced_and_only_its_completion_fails(
     user_module: Callable[[str], str], completion: str
@@ -170,22 +180,22 @@ def test_a_scorer_over_its_deadline_is_ended_with_its_children_and_counts_as_wro
     user_module: Callable[[str], str], completion: str
 ) -> None:
     before = set(psutil.Process().children(recursive=True))
-    with Scorer(task(reward_timeout_seconds=1.0), f"{user_module(USER)}:score") as scorer:
+    with Scorer(task(reward_timeout_seconds=2.0), f"{user_module(USER)}:score") as scorer:
         scores = scorer.score([completion, "a"], ["a", "a"])
         (left,) = workers()
         assert psutil.Process(left).children() == []
     assert scores.acc == (0.0, 1.0)
-    assert scores.errors == ("no answer within 1 s", None)
-    assert [r.reason for r in scores.restarts] == ["no answer within 1 s"]
+    assert scores.errors == ("no answer within 2 s", None)
+    assert [r.reason for r in scores.restarts] == ["no answer within 2 s"]
     assert set(psutil.Process().children(recursive=True)) == before
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "613.25"]]
 
 
 def test_a_format_pattern_that_takes_exponential_time_is_ended_at_the_deadline() -> None:
-    with Scorer(task(format_pattern=r"^(\w+\s?)+$", reward_timeout_seconds=1.0)) as scorer:
+    with Scorer(task(format_pattern=r"^(\w+\s?)+$", reward_timeout_seconds=2.0)) as scorer:
         scores = scorer.score(["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa! 4", "b 4"], ["4", "4"])
     assert scores.acc == (0.0, 1.0)
-    assert scores.errors == ("no answer within 1 s", None)
+    assert scores.errors == ("no answer within 2 s", None)
 
 
 def test_a_worker_that_died_idle_costs_no_completion_its_score(user_module: Callable[[str], str]) -> None:

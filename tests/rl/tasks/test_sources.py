@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -249,6 +250,13 @@ def test_a_users_function_gives_the_questions(user_module: Callable[[str], str])
     assert sorted(q.prompt for q in (*task.train, *task.evaluation)) == [f"say {i}" for i in range(5)]
     assert task.user_scorer is None
     assert len(load_task(module_task(f"{name}:Tasks.nested")).train) == 1
+
+
+def test_a_users_module_is_found_where_the_command_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_beside_the_command.py").write_text(USER)
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
+    monkeypatch.chdir(tmp_path)
+    assert len(load_task(module_task("module_beside_the_command:questions")).train) == 8
 
 
 def test_a_users_scorer_is_known_by_its_name(user_module: Callable[[str], str]) -> None:
