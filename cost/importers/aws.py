@@ -126,9 +126,17 @@ def spot_history(
 
 
 def _pages(call: Any, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
     token = ""
     while True:
-        page = call(**request, **({"NextToken": token} if token else {}))
+        try:
+            page = call(**request, **({"NextToken": token} if token else {}))
+        except (BotoCoreError, ClientError) as error:
+            raise PriceError(
+                f"AWS gave no prices: {error}; it needs credentials that boto3 finds (aws configure) and may read "
+                "the price list and the spot price history"
+            ) from error
         yield page
         token = page.get("NextToken", "")
         if not token:

@@ -271,6 +271,13 @@ def test_an_instance_type_that_the_price_list_lacks_is_an_error():
         aws.on_demand(["p9.huge"], region="us-east-1", day_read=DAY, pricing=client)
 
 
+def test_what_aws_refuses_is_a_message_and_no_traceback():
+    client, stub = stubbed("pricing")
+    stub.add_client_error("get_products", "AccessDeniedException", "no")
+    with stub, pytest.raises(PriceError, match=r"AWS gave no prices: .*AccessDenied.*aws configure"):
+        aws.on_demand(["p5.48xlarge"], region="us-east-1", day_read=DAY, pricing=client)
+
+
 def spot(moment: datetime, price: str) -> dict[str, object]:
     return {"Timestamp": moment, "SpotPrice": price, "InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1f"}
 
