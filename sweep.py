@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> NoReturn:
         config = build(_composed[0])
         from sweeps.driver import run  # heavy: what is wrong with a configuration is said before it is imported
 
-        sys.exit(run(config))
+        sys.exit(run(config, sys.argv[1:]))
     except ConfigError as error:
         _refuse(str(error))
     except (HydraException, OmegaConfBaseException) as error:

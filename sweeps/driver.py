@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cost.report import Report, sweep_report, trial_costs, write_csv
 from rich.console import Console
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from cost.clock import FakeClock, SystemClock
 from cost.ledger import Ledger
 from cost.money import Money
 from cost.records import StoreError
+from cost.report import Report, sweep_report, trial_costs, write_csv
 from sweeps.config import ConfigError
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime, measured
@@ -41,8 +41,8 @@ EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0,
 TRACKING_DRAIN_SECONDS = 60.0
 
 
-def run(cfg: SweepConfig) -> int:
-    """Run one stage; the exit code of `sweep.py`.
+def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
+    """Run one stage; the exit code of `sweep.py`. `typed` are its overrides, for the commands that are proposed.
 
     Raises:
         ConfigError: found before anything was started, written or billed.
@@ -69,7 +69,7 @@ def run(cfg: SweepConfig) -> int:
                 console.print(f"{sweep_id} is finished; resume=never starts another one.")
                 return _exit_code(journal.record, None)
             with only_driver(root / sweep_id):
-                return _run_sweep(cfg, console, ledger, journal, root / sweep_id, pricing, limit, time, clock)
+                return _run_sweep(cfg, console, ledger, journal, root / sweep_id, pricing, limit, time, clock, typed)
     except StoreError as error:
         raise ConfigError(str(error)) from error
 
@@ -84,6 +84,7 @@ def _run_sweep(
     limit: Money | None,
     time: StepTime | None,
     clock: SystemClock | FakeClock,
+    typed: Sequence[str],
 ) -> int:
     record = journal.record
     resumed = [t for t in record.trials.values() if t.attempts]
@@ -138,7 +139,7 @@ def _run_sweep(
             write_csv(report, sweep_dir / "cost.csv")
             drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
             shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
-    print_end(console, cfg, record, report, verdict, how, sweep_dir, drained)
+    print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed)
     return EXIT_INTERRUPTED if how == "interrupted" else _exit_code(record, verdict)
 
 
@@ -150,8 +151,17 @@ def make_executor(cfg: SweepConfig, sweep_dir: Path, clock: SystemClock | FakeCl
         return InProcessExecutor(clock)
     from sweeps.executors.ray_tune import RayTuneExecutor
 
-    address = None if cfg.machine.cluster == "local" else cfg.machine.cluster
-    return RayTuneExecutor(cards=cfg.machine.cards, device=cfg.machine.device, logs=sweep_dir / "ray", address=address)
+    cluster = cfg.machine.cluster
+    address = os.environ.get("RAY_ADDRESS", "local") if cluster == "auto" else cluster
+    try:
+        return RayTuneExecutor(
+            cards=cfg.machine.cards, device=cfg.machine.device, logs=sweep_dir / "ray", address=address
+        )
+    except ConnectionError as error:
+        raise ConfigError(
+            f"machine.cluster={cluster}: no Ray answers at {address}; start one there with `ray start --head`, "
+            "or use machine.cluster=local for a Ray of our own on this host"
+        ) from error
 
 
 def _close_lost_attempts(journal: Journal) -> None:

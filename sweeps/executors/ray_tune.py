@@ -6,6 +6,7 @@ host's (`max_failures=0`), and Tune's own experiment state is thrown away: resum
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from dataclasses import dataclass
@@ -87,9 +88,9 @@ class _Running:
 
 
 class RayTuneExecutor:
-    """Ray Tune on this host's own Ray, or on the cluster that `address` names."""
+    """Ray Tune on a Ray of its own on this host (`local`), or on the running one at `address`."""
 
-    def __init__(self, *, cards: int, device: str, logs: Path, address: str | None = None) -> None:
+    def __init__(self, *, cards: int, device: str, logs: Path, address: str = "local") -> None:
         self._resource = "GPU" if device == "cuda" else CARD
         self._logs = logs
         self._running: dict[str, _Running] = {}
@@ -102,7 +103,7 @@ class RayTuneExecutor:
             else:
                 local["resources"] = {CARD: cards}
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
-            ray.init(address=address, **quiet, **({} if address else local))
+            ray.init(address=address, **quiet, **(local if address == "local" else {}))
 
     def run(self, host: Host) -> None:
         self._host = host
@@ -116,7 +117,7 @@ class RayTuneExecutor:
             log_to_file=True,
             verbose=0,
         )
-        actor = tune.with_resources(AttemptActor, self._bundles)
+        actor = tune.with_resources(AttemptActor, functools.partial(_bundles, self._resource))
         tune.Tuner(actor, tune_config=config, run_config=run_config).fit()
         while self._running:
             self.tick()
@@ -134,9 +135,6 @@ class RayTuneExecutor:
         return next((r.pid for r in self._running.values() if r.attempt is attempt), None)
 
     # What Tune's searcher and callback, below, bring
-
-    def _bundles(self, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        return tune.PlacementGroupFactory([{"CPU": 1, self._resource: config["spec"]["cards"]}])
 
     def suggest(self, tune_id: str) -> dict[str, Any] | str | None:
         if not any(r.ended_at is None for r in self._running.values()):
@@ -214,7 +212,19 @@ class RayTuneExecutor:
         }
 
 
-class _FromHost(Searcher):
+def _bundles(resource: str, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+    """Bundle 0 holds the controller and the cards. Shipped to Ray, so it holds on to nothing of this process."""
+    return tune.PlacementGroupFactory([{"CPU": 1, resource: config["spec"]["cards"]}])
+
+
+class _NotSaved:
+    """Tune pickles what it was given into a state that nobody reads: this process's books stay out of it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class _FromHost(_NotSaved, Searcher):
     """Tune asks here for the next attempt."""
 
     def __init__(self, executor: RayTuneExecutor) -> None:
@@ -234,7 +244,7 @@ class _FromHost(Searcher):
         raise NotImplementedError("a sweep is resumed from its journal, not from Ray Tune's state")
 
 
-class _ToHost(tune.Callback):
+class _ToHost(_NotSaved, tune.Callback):
     """Tune tells here what happened."""
 
     def __init__(self, executor: RayTuneExecutor) -> None:

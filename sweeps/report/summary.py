@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from cost.report import Report
 from rich.console import Console
 from rich.text import Text
 
 from cost.money import Money
+from cost.report import Report
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import ALLOWANCE, StepTime, sweep_seconds
 from sweeps.gates import Verdict
@@ -21,7 +22,6 @@ from sweeps.report import terminal
 
 def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime | None) -> None:
     machine = cfg.machine
-    cards = f"{machine.cards} x {machine.card_name}" if machine.cards > 1 else machine.card_name
     console.print(
         Text(f"Stage {cfg.stage.name}: {len(plan.trials)} trials of {cfg.stage.steps} steps", style="bold"),
     )
@@ -30,7 +30,7 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
         console.print(f"  {merged} of {plan.points} points are the same trial as another and are run once")
     price = f"{money_text(pricing.per_hour)} an hour" if pricing.per_hour else "UNPRICED"
     source = f" ({machine.sku}, read {pricing.row.day_read} from {_short(pricing.row.source)})" if pricing.row else ""
-    console.print(Text(f"  machine {machine.name}: {cards}, {price}{source}"), soft_wrap=True)
+    console.print(Text(f"  machine {machine.name}: {machine.hardware}; {price}{source}"), soft_wrap=True)
     console.print(Text(f"  model {cfg.model.path or cfg.model.kind}, task {cfg.task.name}, {cfg.algorithm.name}"))
     seconds = {t.trial_id: time.of(t, cfg.stage.steps) for t in plan.trials} if time else None
     console.print(terminal.plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
@@ -58,7 +58,9 @@ def print_end(
     how: str,
     sweep_dir: Path,
     drained: bool,
+    typed: Sequence[str],
 ) -> None:
+    """What came of each trial, what it cost, the gate with its reasons, and the commands that come next."""
     root = Path(cfg.paths.root)
     costs = {r.trial_id: money_text(Money(r.pico, report.currency)) for r in report.trials}
     hours = {r.trial_id: r.card_hours for r in report.trials}
@@ -74,12 +76,18 @@ def print_end(
         console.print(
             Text("MLflow has not everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
         )
-    uri = cfg.tracking.uri or f"sqlite:///{os.path.relpath(root / 'mlflow.db')}"
+    uri = cfg.tracking.uri or f"sqlite:///{root / 'mlflow.db'}"
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
     if how == "interrupted":
-        console.print(f"Resume:   the same command again, or resume={record.sweep_id}")
+        console.print(Text(f"Resume:   {' '.join(['python sweep.py', *map(shlex.quote, typed)])}"), soft_wrap=True)
     elif verdict and verdict.open and cfg.stage.next_stage:
-        console.print(f"Next:     python sweep.py +stage={cfg.stage.next_stage}")
+        console.print(Text(f"Next:     {next_command(cfg.stage.next_stage, typed)}"), soft_wrap=True)
+
+
+def next_command(stage: str, typed: Sequence[str]) -> str:
+    """The command for the next stage: what was typed for this one, less what belongs to its stage alone."""
+    kept = [t for t in typed if not t.startswith(("+stage=", "stage.", "search.", "resume=", "dry_run="))]
+    return " ".join(["python sweep.py", f"+stage={stage}", *map(shlex.quote, kept)])
 
 
 def _short(source: str) -> str:

@@ -16,12 +16,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rl.spec import CheckpointWritten, EvalReport, Event, Started, StepReport
+from rl.spec import AlgorithmSpec, CheckpointWritten, EvalReport, Event, Finished, Mean, Started, StepReport
 from rl.tasks.evaluation import average_at_k
 from sweeps.estimate import StepTime
 from sweeps.gates import Verdict
 from sweeps.journal import SweepRecord, TrialRecord, TrialState
-from sweeps.lr_rule import advise
+from sweeps.lr_rule import WINDOW_STEPS, advise
 from sweeps.metrics import eval_accuracy
 from sweeps.plan import Plan
 
@@ -126,7 +126,7 @@ class LiveView:
             self._doing[trial.trial_id] = "starting" if trial.state is TrialState.RUNNING else ""
         else:
             self._doing[trial.trial_id] = _doing(message, self._steps)
-        if self._live is None:
+        if self._live is None and not isinstance(message, Finished):
             self._console.print(Text(self._line(trial, message)), soft_wrap=True)
         self.tick()
 
@@ -155,7 +155,7 @@ class LiveView:
         if isinstance(message, CheckpointWritten):
             return f"{head} checkpoint at step {message.step} ({message.size_bytes / 1e6:.0f} MB)"
         attempt = trial.attempts[-1] if trial.attempts else None
-        text = f"{head} {trial.state}"
+        text = f"{head} starting" if trial.state is TrialState.RUNNING else f"{head} {trial.state.lower()}"
         return f"{text}: {attempt.message}" if attempt and attempt.message else text
 
     def _table(self) -> Table:
@@ -221,35 +221,34 @@ def _doing(message: Event, steps: int) -> str:
 
 def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Mapping[str, Decimal]) -> Table:
     """What came of each trial: the evaluation with its 95 % interval, card-hours and cost."""
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
     for name, right in [
         ("trial", False),
-        ("point", False),
+        ("prompts x G, lr_scaling", False),
         ("lr", True),
         ("state", False),
-        ("acc before", True),
+        ("before", True),
         ("acc after [95 %]", True),
         ("clip_frac", True),
-        ("card-hours", True),
+        ("card-h", True),
         ("cost", True),
     ]:
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for trial in record.trials.values():
         before = trial.evaluations.get(0)
         after = trial.last_evaluation if trial.evaluations and max(trial.evaluations) > 0 else None
-        steps = [trial.steps[n] for n in sorted(trial.steps)][-5:]
+        steps = [trial.steps[n] for n in sorted(trial.steps)][-WINDOW_STEPS:]
         clips = [c for s in steps if (c := s.curves.clip_frac) is not None]
-        clip = sum(c.total for c in clips) / total if (total := sum(c.count for c in clips)) else None
         hours = card_hours.get(trial.trial_id)
         table.add_row(
             trial.trial_id[:6],
             trial.planned.label,
-            f"{trial.planned.lr:.2g}",
-            Text(str(trial.state), style=_STYLES.get(trial.state, "")),
+            f"{trial.planned.lr:.1e}",
+            Text(trial.state.lower(), style=_STYLES.get(trial.state, "")),
             number(eval_accuracy(before) if before else None, 2),
             _interval(after),
-            share(clip),
-            "-" if hours is None else f"{hours:.4f}",
+            share(sum(clips, Mean.EMPTY).value),
+            "-" if hours is None else f"{hours:.3f}",
             costs.get(trial.trial_id, "-"),
         )
     return table
@@ -272,14 +271,11 @@ def print_gate(console: Console, verdict: Verdict) -> None:
         console.print(Text.assemble("  ", (mark, style), f"{check.name}: {check.reason}"))
 
 
-def print_lr_advice(console: Console, trials: Sequence[TrialRecord], algorithm: object) -> None:
-    from rl.spec import AlgorithmSpec
-
-    assert isinstance(algorithm, AlgorithmSpec)
+def print_lr_advice(console: Console, trials: Sequence[TrialRecord], algorithm: AlgorithmSpec) -> None:
+    """What the clip_frac rule says of each trial, and on what basis."""
     for trial in trials:
         steps = [trial.steps[n] for n in sorted(trial.steps)]
         if steps:
             advice = advise(steps, algorithm)
             console.print(Text(f"  {trial.trial_id[:6]} {trial.planned.label}: {advice.action} ({advice.reason})"))
-    if trials:
-        console.print(Text(f"  basis: {advise([], algorithm).basis}", style="dim"))
+    console.print(Text(f"  basis: {advise([], algorithm).basis}", style="dim"))
