@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from cost.prices import PriceBook, PriceError, PriceRow
+from cost.prices import PriceBook, PriceError, PriceRow, as_mapping
 
 _HEAD = """\
 # Prices added with `python -m cost prices add`. Rows are not edited: a new price is a new row with a later valid_from.
@@ -28,7 +28,7 @@ def add_row(folder: Path, row: PriceRow) -> Path:
     text = file.read_text(encoding="utf-8") if file.exists() else _HEAD
     partial = file.with_suffix(".part")
     with partial.open("w", encoding="utf-8") as stream:
-        stream.write(f"{text.rstrip()}\n  - {json.dumps(row.plain(), ensure_ascii=False)}\n")
+        stream.write(f"{text.rstrip()}\n  - {json.dumps(as_mapping(row), ensure_ascii=False)}\n")
         stream.flush()
         os.fsync(stream.fileno())
     partial.rename(file)

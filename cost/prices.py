@@ -125,13 +125,8 @@ class PriceRow:
 
         Empty fields are left out, so that a field added to the schema later does not change the hash of older rows.
         """
-        body = {k: v for k, v in self.plain().items() if v != ""}
+        body = {k: v for k, v in as_mapping(self).items() if v != ""}
         return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-    def plain(self) -> dict[str, str | int | bool]:
-        """The row as a price file has it: amounts as texts, what is not there left out."""
-        body = {k: v for k, v in asdict(self).items() if v is not None}
-        return {k: v if isinstance(v, (bool, int)) else str(v) for k, v in body.items()}
 
     @cached_property
     def from_ns(self) -> int:
@@ -145,6 +140,12 @@ class PriceRow:
     def series(self) -> tuple[str, str, str, str]:
         """What must not overlap in time: SKU, purchase option, region, kind of price."""
         return (self.sku, self.purchase, self.region, self.kind)
+
+
+def as_mapping(row: PriceRow) -> dict[str, str | int | bool]:
+    """The row as a price file has it, for `read_row` to read again: amounts as texts, what is not there left out."""
+    body = {k: v for k, v in asdict(row).items() if v is not None}
+    return {k: v if isinstance(v, (bool, int)) else str(v) for k, v in body.items()}
 
 
 def read_row(raw: dict[str, Any], where: str) -> PriceRow:

@@ -17,7 +17,17 @@ from typing import Annotated, Any
 
 import typer
 
-from cost.prices import DEFAULT_FOLDER, PER_HOUR, PriceBook, PriceError, PriceRow, hourly, instant_ns, read_row
+from cost.prices import (
+    DEFAULT_FOLDER,
+    PER_HOUR,
+    PriceBook,
+    PriceError,
+    PriceRow,
+    as_mapping,
+    hourly,
+    instant_ns,
+    read_row,
+)
 
 prices_app = typer.Typer(
     name="prices", help="The price book: list, show, lint, add, import.", no_args_is_help=True, add_completion=False
@@ -49,7 +59,7 @@ def _today() -> date:
 
 
 def _plain(row: PriceRow) -> dict[str, Any]:
-    return row.plain() | {"hash": row.hash}
+    return as_mapping(row) | {"hash": row.hash}
 
 
 @prices_app.command("list")

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cost.prices import PriceError, PriceRow, parse_price
+from cost.prices import PriceError, PriceRow, as_mapping, parse_price
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path | None:
         "prices:",
     ]
     for row in snapshot.rows:
-        lines.append(f"  - {json.dumps(row.plain(), ensure_ascii=False)}")
+        lines.append(f"  - {json.dumps(as_mapping(row), ensure_ascii=False)}")
     partial = file.with_suffix(".part")
     with partial.open("w", encoding="utf-8") as stream:
         stream.write("\n".join(lines) + "\n")

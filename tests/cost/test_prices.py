@@ -22,6 +22,7 @@ from cost.prices import (
     PriceBook,
     PriceError,
     PriceRow,
+    as_mapping,
     hourly,
     instant_ns,
     parse_price,
@@ -200,7 +201,7 @@ def test_depreciation_is_added_to_energy_by_the_hour_of_the_machine():
     own = row(price="0.20", per="kwh", depreciation="0.05")
     assert hourly(own, 1, 500) == Money.parse("0.15 USD")
     assert own.hash != row(price="0.20", per="kwh").hash
-    assert read_row(own.plain(), "again") == own
+    assert read_row(as_mapping(own), "again") == own
     with pytest.raises(PriceError, match="own hardware priced per kwh, not per card_hour"):
         row(depreciation="0.05")
     with pytest.raises(PriceError, match="depreciation: price '-1'"):
