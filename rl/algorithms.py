@@ -85,6 +85,11 @@ def _kl_problems(trial: TrialSpec) -> Iterator[str]:
             "log pi alone, whose expectation on-policy is zero, so the term would only add noise. Use k3 (as GRPO) "
             "or k2 in the loss, or kl_placement=reward, where k1 is right"
         )
+    if a.kl_coef > 0 and a.kl_placement == "reward" and a.drop_zero_variance_groups:
+        yield (
+            "algorithm.drop_zero_variance_groups with kl_placement=reward: groups are dropped before the KL is known, "
+            "and with it in the reward no two rewards are equal. Use kl_placement=loss, or keep all groups"
+        )
 
 
 def _optimiser_problems(trial: TrialSpec) -> Iterator[str]:

@@ -189,6 +189,11 @@ def test_the_kl_coefficient_changes_the_gradient(coef):
     [
         ({}, {"group_size": 1}, "group_size=1.*at least 2"),
         ({"kl_coef": 0.1, "kl_estimator": "k1"}, {}, "kl_estimator=k1.*expectation on-policy is zero.*k3"),
+        (
+            {"kl_coef": 0.1, "kl_placement": "reward", "drop_zero_variance_groups": True},
+            {},
+            "drop_zero_variance_groups with kl_placement=reward",
+        ),
         ({"kl_coef": -0.1}, {}, "kl_coef=-0.1"),
         ({"aggregation": "constant"}, {}, "aggregation_constant.*max_completion_tokens=24"),
         ({"aggregation_constant": 24}, {}, "aggregation_constant=24 has no effect"),

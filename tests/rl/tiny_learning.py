@@ -1,0 +1,161 @@
+"""A learner small enough for tests: a Llama of some thousand float64 parameters and a frozen rollout batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from rl.codec import to_json
+from rl.learner import Group, Learner
+from rl.phases import PhaseClock
+from rl.policy import Policy
+from rl.ranks import Alone, Ranks
+from rl.rollout.engine import Completion
+from rl.spec import AlgorithmSpec, TrainerSpec
+
+VOCABULARY = 17
+EOS = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way to train on the frozen rollout batch."""
+
+    algorithm: AlgorithmSpec
+    groups: int = 5
+    micro_batch_tokens: int = 40
+    packing: bool = False
+
+
+# A gradient that is zero but for rounding must not become a full step of Adam's, or nothing could be compared.
+STEADY: dict[str, Any] = {"lr": 1e-3, "adam_eps": 1e-2}
+
+# One case for each way in which numbers cross ranks: every aggregation, a std across prompts, a KL in the reward,
+# masked completions, and batches so small that some ranks have nothing to do.
+CASES = {
+    "grpo": Case(AlgorithmSpec(name="grpo", kl_coef=0.1, **STEADY)),
+    "dapo_packed": Case(
+        AlgorithmSpec(name="dapo", aggregation="token_mean", clip_eps_high=0.28, mask_truncated=True, **STEADY),
+        packing=True,
+    ),
+    "dr_grpo_batch_std": Case(
+        AlgorithmSpec(
+            name="dr_grpo", aggregation="constant", aggregation_constant=6, advantage_scale="batch_std", **STEADY
+        )
+    ),
+    "gspo_kl_in_reward": Case(
+        AlgorithmSpec(
+            name="gspo",
+            ratio_level="sequence",
+            kl_coef=0.3,
+            kl_placement="reward",
+            kl_estimator="k1",
+            updates_per_rollout=3,
+            **STEADY,
+        )
+    ),
+    "cispo_corrected": Case(
+        AlgorithmSpec(
+            name="cispo",
+            surrogate="cispo",
+            clip_eps_low=0.0,
+            clip_eps_high=5.0,
+            aggregation="token_mean",
+            sampler_correction="sequence",
+            **STEADY,
+        )
+    ),
+    "one_group_for_all": Case(AlgorithmSpec(name="grpo", updates_per_rollout=1, **STEADY), groups=1),
+    "one_micro_batch": Case(AlgorithmSpec(name="grpo", **STEADY), groups=2, micro_batch_tokens=10_000),
+}
+
+
+def make_policy(seed: int = 0) -> Policy:
+    """A fresh policy with seeded float64 weights; no tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.4,
+    )
+    model: Any = LlamaForCausalLM(config)
+    for layer in model.model.layers:  # Llama's own norm computes in fp32 whatever the model is in
+        layer.input_layernorm = torch.nn.RMSNorm(16, eps=1e-6)
+        layer.post_attention_layernorm = torch.nn.RMSNorm(16, eps=1e-6)
+    model.model.norm = torch.nn.RMSNorm(16, eps=1e-6)
+    model.double().eval()
+    return Policy(
+        model=model,
+        tokenizer=None,
+        eos_ids=frozenset({EOS}),
+        pad_id=0,
+        device=torch.device("cpu"),
+        autocast=False,
+        chunk_tokens=5,
+    )
+
+
+def make_groups(groups: int, size: int = 4, seed: int = 0) -> list[Group]:
+    """Groups with prompts and completions of unequal length, some truncated, one completion quarantined (NaN)."""
+    r = random.Random(seed)
+    made = []
+    for g in range(groups):
+        completions = []
+        for k in range(size):
+            length = r.choice([1, 2, 3, 5, 8])
+            truncated = r.random() < 0.25
+            ids = [r.randrange(2, VOCABULARY) for _ in range(length)]
+            if not truncated:
+                ids[-1] = EOS
+            logprobs = [-3 * r.random() for _ in range(length)]
+            if (g, k) == (0, 1):
+                logprobs[0] = float("nan")
+            completions.append(Completion(tuple(ids), tuple(logprobs), "length" if truncated else "stop", 0))
+        made.append(
+            Group(
+                question_id=str(g),
+                prompt=tuple(r.randrange(2, VOCABULARY) for _ in range(r.choice([2, 4, 7]))),
+                completions=tuple(completions),
+                rewards=tuple(r.choice([0.0, 0.1, 0.35, 1.0]) for _ in range(size)),
+            )
+        )
+    return made
+
+
+def learn(case: Case, ranks: Ranks | None = None, steps: int = 2) -> dict[str, Any]:
+    """Train `steps` steps on frozen batches; parameters and everything that was reported, as plain JSON types."""
+    policy = make_policy()
+    reference = make_policy(seed=1).frozen_copy() if case.algorithm.kl_coef else None
+    trainer = TrainerSpec(precision="fp32", micro_batch_tokens=case.micro_batch_tokens, packing=case.packing)
+    total = steps * case.algorithm.updates_per_rollout
+    learner = Learner(policy, reference, case.algorithm, trainer, 0.7, total, ranks or Alone())
+    reported = []
+    for step in range(steps):
+        done = learner.learn(make_groups(case.groups, seed=step), PhaseClock(cards=1))
+        reported.append(
+            {
+                "updates": [to_json(u) for u in done.updates],
+                "sampler": [*done.sampler.sums.tolist(), *done.sampler.maxima.tolist()],
+                "rewards": done.rewards.tolist(),
+                "zero_std": list(done.zero_std),
+                "trained": list(done.trained),
+                "loss_tokens": done.loss_tokens,
+            }
+        )
+    parameters = torch.cat([p.detach().flatten() for _, p in policy.parameters()])
+    return {"parameters": parameters.tolist(), "reported": reported}
