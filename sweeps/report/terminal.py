@@ -221,10 +221,10 @@ def _doing(message: Event, steps: int) -> str:
 
 def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Mapping[str, Decimal]) -> Table:
     """What came of each trial: the evaluation with its 95 % interval, card-hours and cost."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name, right in [
         ("trial", False),
-        ("prompts x G, lr_scaling", False),
+        ("point", False),
         ("lr", True),
         ("state", False),
         ("before", True),
