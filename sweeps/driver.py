@@ -59,7 +59,11 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         return EXIT_OK
     check_can_run(cfg, root, console)
     limit = spending_limit(cfg, pricing)
-    clock = FakeClock(utc=SystemClock().utc_ns()) if cfg.trainer.name == "simulated" else SystemClock()
+    clock = SystemClock()
+    if cfg.trainer.name == "simulated":
+        # Simulated time runs ahead of the world's; a resume goes on where it had come to.
+        same_plan = [r.last_ns + 1 for r in records if r.plan_digest == plan.digest]
+        clock = FakeClock(utc=max([clock.utc_ns(), *same_plan]))
     try:
         with Ledger.open(database(cfg, root), clock) as ledger:
             ledger.close_dead()

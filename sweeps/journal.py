@@ -113,6 +113,8 @@ class SweepRecord:
     ended: str | None = None
     """How the last driver left it: `done`, `interrupted`, `failed`, `budget`; None while one is at work, or died."""
     ended_ns: int | None = None
+    last_ns: int = 0
+    """Of the newest event."""
     unreleased: list[str] = field(default_factory=list)
     """Attempts whose processes or cards were still held after they ended, `trial/attempt`."""
 
@@ -137,6 +139,7 @@ class SweepRecord:
                 "it was written by a newer one; update this installation"
             )
         handler(event.body, event.at_ns)
+        self.last_ns = event.at_ns
 
     def _on_sweep_planned(self, body: Mapping[str, Any], at_ns: int) -> None:
         self.stage, self.machine, self.config = body["stage"], body["machine"], body["config"]

@@ -112,7 +112,7 @@ def test_multi_is_planned_and_priced_but_says_what_it_needs_when_run(tmp_path):
 
 BAD_INPUT = {
     "no stage": ([], ["+stage=smoke", "+stage=single"]),
-    "two stages": (["+stage=smoke", "+stage=single"], ["one stage"]),
+    "two stages": (["+stage=smoke", "+stage=single"], ["choose one"]),
     "unknown stage": (["+stage=smok"], ["smok", "+stage=smoke"]),
     "stage without the plus": (["stage=smoke"], ["+stage=smoke"]),
     "unknown machine": (["+stage=smoke", "machine=h1000"], ["h1000", "h100x8"]),
