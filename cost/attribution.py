@@ -8,9 +8,11 @@ marked unpriced, never lines of zero cost that look like a price.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
+from math import floor
 
 from sqlalchemy import Connection, select
 
@@ -19,7 +21,7 @@ from cost.allocation import Allocation, LeaseFacts, UsageFacts, allocate
 from cost.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
 from cost.driver import Driver
 from cost.money import largest_remainder
-from cost.prices import PriceBook, PriceRow, split_tax
+from cost.prices import NS_PER_HOUR, PriceBook, PriceRow, pico_per_hour
 from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
 
 INTERRUPTED = "interrupted"
@@ -88,8 +90,9 @@ def attribute(
     for one in everything:
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
         prices = price_series(one.state.lease, book)
-        segments = cut(lease_charge(one.state, prices, rules, now_ns), cuts)
-        found += _lines(one, segments, {row.hash: row for row in prices}, allocate(one, segments))
+        rows = {row.hash: row for row in prices}
+        segments = cut(lease_charge(one.state, prices, rules, now_ns), cuts, _rates(one.state.lease, rows))
+        found += _lines(one, segments, rows, allocate(one, segments))
     return Lines((*found, *lines), usages, tuple(one.state for one in everything))
 
 
@@ -125,17 +128,41 @@ def lease_charge(
     return charge(state.from_ns, to_ns, rule=rule, prices=prices, cards=lease.cards, watts=watts, ended=ended)
 
 
-def cut(segments: Iterable[Segment], cuts: Sequence[int]) -> list[Segment]:
-    """The same charge in segments that cross no cut; each is split in proportion to time, exactly."""
+def cut(
+    segments: Iterable[Segment], cuts: Sequence[int], rate_of: Callable[[Segment], Fraction] | None = None
+) -> list[Segment]:
+    """The same charge in segments that cross no cut.
+
+    `rate_of` gives a segment's price in 1e-12 per nanosecond: the charge up to a cut is then its exact cost, floored,
+    so that what lies before a cut never changes as time goes on. Where the charge is not its time at that rate (time
+    that a rule leaves unbilled), and without rates, a segment is split in proportion to time.
+    """
     found: list[Segment] = []
+    exact, whole, at_rate = Fraction(0), 0, rate_of is not None
     for segment in segments:
         inner = cuts[bisect_right(cuts, segment.from_ns) : bisect_left(cuts, segment.to_ns)]
         edges = [segment.from_ns, *inner, segment.to_ns]
         lengths = [b - a for a, b in pairwise(edges)]
-        parts = [segment.pico] if len(lengths) == 1 else largest_remainder(segment.pico, lengths)
+        parts = None
+        if at_rate and rate_of is not None and segment.category == "machine":
+            rate = rate_of(segment)
+            totals = [floor(exact + rate * (edge - segment.from_ns)) for edge in edges[1:]]
+            exact += rate * (segment.to_ns - segment.from_ns)
+            at_rate = totals[-1] - whole == segment.pico
+            if at_rate:
+                parts = [b - a for a, b in pairwise([whole, *totals])]
+                whole = totals[-1]
+        if parts is None:
+            parts = [segment.pico] if not inner else largest_remainder(segment.pico, lengths)
         for start, length, pico in zip(edges, lengths, parts, strict=False):
             found.append(replace(segment, from_ns=start, to_ns=start + length, pico=pico))
     return found
+
+
+def _rates(lease: Lease, rows: Mapping[str, PriceRow]) -> Callable[[Segment], Fraction]:
+    watts = lease.watts if lease.watts is not None else 0
+    per_ns = {digest: pico_per_hour(row, lease.cards, watts) / NS_PER_HOUR for digest, row in rows.items()}
+    return lambda segment: per_ns.get(segment.price_hash, Fraction(0))
 
 
 def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None) -> list[LeaseFacts]:
@@ -190,11 +217,16 @@ def _tax(
 ) -> list[Line]:
     """Tax that comes on top of the prices, in proportion to what each sweep pays before it."""
     found: list[Line] = []
+    exact, floored = Fraction(0), 0
     for segment, totals in zip(segments, by_segment, strict=True):
         row = rows.get(segment.price_hash)
-        if row is None or row.tax_included or not row.tax_rate or not totals or not any(totals.values()):
+        if row is None or row.tax_included or not any(totals.values()):
             continue
-        _, tax = split_tax(row, segment.pico)
+        # The running total is floored, so that the tax is the same however the charge is cut.
+        exact += Fraction(row.tax_rate) * segment.pico
+        tax, floored = floor(exact) - floored, floor(exact)
+        if not tax:
+            continue
         for sweep_id, pico in zip(totals, largest_remainder(tax, list(totals.values())), strict=True):
             found.append(
                 Line(lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, unpriced=False)

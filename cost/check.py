@@ -13,6 +13,7 @@ from cost.allocation import CATEGORIES
 from cost.attribution import Lines, attribute, lease_charge, price_series
 from cost.billing import BillingRule, load_rules, total
 from cost.clock import NS_PER_SECOND
+from cost.closing import closed_months, month_totals
 from cost.ledger import SILENT_NS, Ledger
 from cost.money import pico_text
 from cost.output import utc_text
@@ -174,6 +175,16 @@ def _idempotency(books: _Books) -> Iterator[tuple[str, str]]:
                 expected[stream] = sequence
 
 
+def _frozen(books: _Books) -> Iterator[tuple[str, str]]:
+    """A closed month has changed by nothing but corrections."""
+    for period, kept in closed_months(books.ledger).items():
+        found = month_totals(books.ledger, books.book, period, books.now_ns, rules=books.rules)
+        for lease_id in sorted({*kept, *found}):
+            then, now = kept.get(lease_id, (0, ""))[0], found.get(lease_id, (0, ""))[0]
+            if then != now:
+                yield f"lease {lease_id}", f"cost {pico_text(then)} when {period} was closed, {pico_text(now)} now"
+
+
 def _categories(books: _Books) -> Iterator[tuple[str, str]]:
     """Every category is a known one, so that no report leaves one out."""
     for line in books.lines.lines:
@@ -187,6 +198,7 @@ CHECKS: dict[str, Callable[[_Books], Iterator[tuple[str, str]]]] = {
     "categories": _categories,
     "closed": _closed,
     "conservation": _conservation,
+    "frozen": _frozen,
     "idempotency": _idempotency,
     "monotone": _monotone,
     "not_negative": _not_negative,

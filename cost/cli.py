@@ -116,6 +116,27 @@ def check(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_
 
 
 @app.command()
+def close(
+    period: Annotated[str, typer.Option(help="The month, such as 2026-11 (UTC).")],
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+) -> None:
+    """Freeze a month: from then on only corrections change it, and `check` finds whatever else would."""
+    from cost.closing import close_month
+    from cost.money import Money
+    from cost.prices import PriceBook
+
+    with opened(root, db, write=True) as ledger:
+        totals = close_month(ledger, PriceBook.load(pricing), period, ledger.now_ns())
+    sums: dict[str, int] = {}
+    for pico, currency in totals.values():
+        sums[currency] = sums.get(currency, 0) + pico
+    what = ", ".join(str(Money(pico, currency)) for currency, pico in sorted(sums.items())) or "nothing"
+    typer.echo(f"{period} is closed: {len(totals)} leases, {what}")
+
+
+@app.command()
 def budget(
     setting: Annotated[
         list[str] | None,

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, tzinfo
 
 from cost.attribution import Line, Lines, attribute
 from cost.billing import BillingRule
+from cost.closing import book_as_of, changes_since
 from cost.fx import convert, load_rates
 from cost.ledger import Ledger
 from cost.money import largest_remainder
@@ -64,6 +65,9 @@ def grouped_report(
     if scope.currency is not None:
         lines, notes = in_currency(lines, scope.currency, book)
     rows = trial_rows(lines, found) if scope.by == "trial" else grouped_rows(lines, _namer(scope, found))
+    if scope.as_of_ns is not None:
+        changes = changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
+        notes += tuple(change.text for change in changes)
     what = f"sweep {scope.sweep_id}" if scope.sweep_id else "all leases"
     return Report(f"{what} by {scope.by}", now_ns, rows, open_leases(lines, found), notes)
 
@@ -80,6 +84,8 @@ def scoped_lines(
     """The lines that a scope lets through, cut at its range and at `cuts`, in their own currencies."""
     if scope.idle not in IDLE_POLICIES:
         raise LedgerError(f"{scope.idle!r} is no way to treat idle time; one of {', '.join(IDLE_POLICIES)}")
+    if scope.as_of_ns is not None:
+        book = book_as_of(ledger, book, scope.as_of_ns)
     edges = {ns for ns in (scope.from_ns, scope.to_ns) if ns is not None}.union(cuts)
     found = attribute(
         ledger, book, now_ns, sweep_id=scope.sweep_id, cuts=sorted(edges), rules=rules, as_of_ns=scope.as_of_ns

@@ -7,19 +7,22 @@ driver's clock dates them. Nothing here knows a price or adds up money.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, func, select
 
 from cost import facts, schema
 from cost.clock import NS_PER_SECOND, Clock, SystemClock
-from cost.driver import Driver
 from cost.facts import canonical
+from cost.journal import Journal
 from cost.money import checked_currency
+from cost.periods import period_name
+from cost.prices import PriceRow, as_mapping, read_row
 from cost.records import (
     OUTCOMES,
     PHASES,
@@ -28,7 +31,6 @@ from cost.records import (
     Lease,
     LeaseState,
     LedgerError,
-    StoredEvent,
     Usage,
     UsageKey,
 )
@@ -41,7 +43,7 @@ SILENT_NS = 6 * HEARTBEAT_NS
 """A driver on another host that has said nothing for so long is taken for dead."""
 
 
-class Ledger(Driver):
+class Ledger(Journal):
     """An open ledger. Use it as a context manager, or `close` it. Threads may share one; they take turns."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -94,6 +96,7 @@ class Ledger(Driver):
                         f"lease {lease.lease_id} of machine {lease.instance_id} would begin before lease "
                         f"{other.lease.lease_id} of the same machine ended"
                     )
+            self._refuse_frozen(connection, begins, f"lease {lease.lease_id} would begin")
             row = asdict(lease) | {
                 "watts": None if lease.watts is None else str(lease.watts),
                 "tags": canonical(lease.tags),
@@ -130,6 +133,7 @@ class Ledger(Driver):
             last = max(state.from_ns, *(a.from_ns for a in facts.attachments(connection, [lease_id])), 0)
             if to_ns < last:
                 raise IntegrityError(f"lease {lease_id} cannot end at {to_ns} ns: it was in use until {last} ns")
+            self._refuse_frozen(connection, to_ns, f"lease {lease_id} would end")
             for sweep_id in state.sweeps:
                 self._detach(connection, lease_id, sweep_id, to_ns, how)
             row = {"lease_id": lease_id, "to_ns": to_ns, "how": how, "released": int(released)}
@@ -301,6 +305,7 @@ class Ledger(Driver):
             to_ns = self.now_ns() if at_ns is None else at_ns
             if to_ns < from_ns:
                 raise IntegrityError(f"{key} cannot end {from_ns - to_ns} ns before it starts")
+            self._refuse_frozen(connection, to_ns, f"{key} would end")
             row = {"usage_id": usage_id, "to_ns": to_ns, "outcome": outcome, "estimated": int(end_estimated)}
             connection.execute(schema.usage_end.insert(), row | self._signature())
 
@@ -339,52 +344,6 @@ class Ledger(Driver):
                 closed.append(replace(usage, to_ns=usage.last_heartbeat_ns, outcome="LOST", end_estimated=True))
         return closed
 
-    # The journal ------------------------------------------------------------------------------------------------------
-
-    def append_event(self, stream: str, kind: str, body: Mapping[str, Any], key: str) -> bool:
-        """Add an entry to a journal. Returns False where the same entry was there already.
-
-        Raises:
-            IntegrityError: the stream has an entry of this key with another kind or body.
-        """
-        try:
-            text = canonical(body)
-        except (TypeError, ValueError) as error:
-            raise LedgerError(f"event {kind} {key} of {stream} cannot be written as JSON: {error}") from error
-        table = schema.event
-        with self._write() as connection:
-            self._store.lock(connection, f"stream {stream}")
-            query = select(table.c.kind, table.c.body).where(table.c.stream == stream, table.c.key == key)
-            known = connection.execute(query).first()
-            if known is not None:
-                if (known.kind, known.body) == (kind, text):
-                    return False
-                raise IntegrityError(f"event {key} of {stream} was written before as {known.kind} {known.body[:200]}")
-            last = connection.execute(select(func.max(table.c.sequence)).where(table.c.stream == stream)).scalar()
-            row = {"stream": stream, "sequence": (last or 0) + 1, "kind": kind, "key": key, "body": text}
-            row |= {"at_ns": self.now_ns(), "driver_id": self.driver_id}
-            connection.execute(table.insert(), row)
-            return True
-
-    def events(self, stream: str, after: int = 0) -> Iterator[StoredEvent]:
-        """The entries of a journal with a sequence above `after`, in order."""
-        import json
-
-        table = schema.event
-        query = select(table).where(table.c.stream == stream, table.c.sequence > after).order_by(table.c.sequence)
-        with self._store.read() as connection:
-            rows = connection.execute(query).all()
-        for row in rows:
-            body = json.loads(row.body)
-            yield StoredEvent(row.sequence, row.stream, row.kind, row.at_ns, row.driver_id, body, row.key)
-
-    def streams(self) -> list[str]:
-        """Names of all journals, in the order of their first entry."""
-        table = schema.event
-        query = select(table.c.stream).where(table.c.sequence == 1).order_by(table.c.at_ns, table.c.stream)
-        with self._store.read() as connection:
-            return list(connection.execute(query).scalars())
-
     # Corrections ------------------------------------------------------------------------------------------------------
 
     def add_correction(self, correction: Correction) -> bool:
@@ -403,10 +362,47 @@ class Ledger(Driver):
             connection.execute(table.insert(), asdict(correction) | self._signature())
             return True
 
+    # Prices and closed months -----------------------------------------------------------------------------------------
+
+    def remember_prices(self, rows: Iterable[PriceRow]) -> None:
+        """Keep price rows as they are now, so that an old report can be made again when the price book has changed."""
+        with self._write() as connection:
+            values = [
+                {"price_hash": row.hash, "body": canonical(as_mapping(row)), **self._signature()}
+                for row in {row.hash: row for row in rows}.values()
+            ]
+            if values:
+                self._insert_new(connection, schema.price, values)
+
+    def remembered_prices(self, as_of_ns: int | None = None) -> list[PriceRow]:
+        """The price rows kept (by a moment), oldest first."""
+        table = schema.price
+        query = select(table.c.body, table.c.price_hash).order_by(table.c.written_ns, table.c.price_hash)
+        if as_of_ns is not None:
+            query = query.where(table.c.written_ns <= as_of_ns)
+        with self._store.read() as connection:
+            return [read_row(json.loads(r.body), f"price {r.price_hash}") for r in connection.execute(query)]
+
+    def freeze(self, period: str) -> None:
+        """From now on nothing is opened, closed or ended within this month (`2026-11`, UTC): only corrected."""
+        with self._write() as connection:
+            self._insert_new(connection, schema.closed_period, [{"period": period, **self._signature()}])
+
+    def frozen_periods(self) -> list[str]:
+        """Months that are closed, oldest first."""
+        with self._store.read() as connection:
+            return list(connection.execute(select(schema.closed_period.c.period).order_by("period")).scalars())
+
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         self._usage_ids.clear()
+
+    def _refuse_frozen(self, connection: Connection, at_ns: int, what: str) -> None:
+        period = period_name(at_ns, "month", UTC)
+        query = select(schema.closed_period.c.period).where(schema.closed_period.c.period == period)
+        if connection.execute(query).first() is not None:
+            raise IntegrityError(f"{what} in {period}: that month is closed; write a correction instead")
 
     def _lease(self, connection: Connection, lease_id: str) -> LeaseState:
         found = facts.lease_states(connection, lease_id=lease_id)

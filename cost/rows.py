@@ -66,7 +66,7 @@ class Report:
     open_leases: tuple[str, ...]
     """Leases in it that are still held: their cost grows."""
     notes: tuple[str, ...] = ()
-    """Exchange rates that were used, with day and source."""
+    """Exchange rates that were used; for an as-of report, what has changed since."""
 
     @property
     def trials(self) -> tuple[Row, ...]:

@@ -40,7 +40,7 @@ def report_table(report: Report) -> str:
         lines.append("UNPRICED parts are not in the total. Add their prices: python -m cost prices add")
     if report.open_leases:
         lines.append(f"Still held, and going on to cost: {', '.join(report.open_leases)}")
-    lines += [f"Rate: {note}" for note in report.notes]
+    lines += report.notes
     return "\n".join(lines)
 
 

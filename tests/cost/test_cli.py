@@ -171,13 +171,17 @@ def test_focus_rows_sum_to_the_books_of_all_sweeps(report, tmp_path):
 
 
 def test_an_earlier_report_is_reproduced_as_of_its_day(report, root, pricing, clock):
-    before = report("--sweep", "sweep-1", "--as-of", "2026-11-28T12:00", "--json")
+    asked = ("--sweep", "sweep-1", "--as-of", "2026-11-28T12:00", "--json")
+    before = json.loads(report(*asked))
+    assert before["notes"] == []
     with Ledger.open(root / "ledger.db", clock) as ledger:
         from cost.records import Correction
 
         correction = Correction("c", "L1", "credit", -(10**12), "USD", clock.utc, "credit note", "sweep-1")
         ledger.add_correction(correction)
-    assert report("--sweep", "sweep-1", "--as-of", "2026-11-28T12:00", "--json") == before
+    after = json.loads(report(*asked))
+    assert after.pop("notes") == ["lease L1: 16.2 USD then, 15.2 USD in today's books: corrections -1"]
+    assert after == {name: value for name, value in before.items() if name != "notes"}
     now = json.loads(report("--sweep", "sweep-1", "--json"))
     assert ("credit", "-1") in [(r["name"], r["cost"]) for r in now["overheads"]]
 
@@ -291,3 +295,11 @@ def test_a_budget_shows_limit_spent_and_free_idle_included(root, pricing):
 @pytest.mark.parametrize("setting", ["month", "month=500", "month=-5 USD", "year=5 USD", "stage:=5 USD", "month=0 USD"])
 def test_a_budget_that_means_nothing_is_refused(root, pricing, setting):
     run("budget", "--root", root, "--pricing", pricing, "--set", setting, code=2)
+
+
+def test_a_month_is_closed_once_it_is_over(root, pricing):
+    place = ("--root", root, "--pricing", pricing)
+    text = run("close", "--period", "2026-10", *place)
+    assert text == "2026-10 is closed: 0 leases, nothing\n"
+    assert "not over" in run("close", "--period", "2099-01", *place, code=2)
+    assert "is no month" in run("close", "--period", "2026-13", *place, code=2)
