@@ -95,6 +95,10 @@ class Learner:
     def learn(self, groups: Sequence[Group], clock: PhaseClock) -> LearnedStep:
         """Train on a rollout batch: `updates_per_rollout` updates, fewer if there are fewer groups.
 
+        Every rank is given the whole batch, in the same order, and computes the advantages of all of it; the
+        micro-batches of each update are dealt out among the ranks. So which completions share an update, or a standard
+        deviation, does not depend on the number of ranks; what is returned is the same on each.
+
         Raises:
             TrialError: the gradient is not finite; the weights are still those of before.
         """
@@ -114,14 +118,14 @@ class Learner:
         self.updates_done += self._algorithm.updates_per_rollout - len(minis)
         self._ranks.sum_(sampler.sums)
         self._ranks.max_(sampler.maxima)
-        masks = [m.loss_mask for mini in minis for m in mini]
+        tokens = self._loss_tokens_per_group(minis, len(groups), rewards.shape[1])
         return LearnedStep(
             updates=tuple(curves),
             sampler=sampler,
             rewards=rewards,
             zero_std=tuple(zero_variance(rewards).tolist()),
-            loss_tokens=sum(int(mask.sum()) for mask in masks),
-            trained=_any_per_group(minis, len(groups), rewards.shape[1]),
+            loss_tokens=sum(tokens),
+            trained=tuple(n > 0 for n in tokens),
         )
 
     def state(self) -> dict[str, Tensor]:
@@ -142,7 +146,7 @@ class Learner:
             self.optimizer.state[parameter][key] = value.to(parameter.device)
 
     def _micros(self, groups: Sequence[Group], part: range) -> list[_Micro]:
-        """The micro-batches of the groups in `part`."""
+        """This rank's micro-batches of the groups in `part`; possibly none."""
         chosen = [groups[i] for i in part]
         flat = [c for g in chosen for c in g.completions]
         first = part.start * len(groups[0].completions) if part else 0
@@ -153,7 +157,7 @@ class Learner:
             self.policy.pad_id,
         )
         micros = []
-        for batch in laid_out:
+        for batch in laid_out[self._ranks.rank :: self._ranks.size]:
             mask = batch.completion_mask()
             sampler = torch.zeros(mask.shape)
             sampler[mask] = torch.tensor([x for s in batch.sequences for x in flat[s].logprobs])
@@ -189,12 +193,13 @@ class Learner:
         rewards = torch.tensor([g.rewards for g in groups], dtype=torch.float64)
         if not _kl_in_reward(self._algorithm):
             return rewards
-        flat = rewards.flatten()
+        penalty = torch.zeros(rewards.numel(), dtype=torch.float64, device=self.policy.device)
         for m in micros:
             assert m.old is not None
             assert m.reference is not None
-            flat[m.rows.cpu()] -= kl_in_reward(m.old, m.reference, m.loss_mask, self._algorithm).cpu()
-        return flat.view(rewards.shape)
+            penalty[m.rows] = kl_in_reward(m.old, m.reference, m.loss_mask, self._algorithm)
+        self._ranks.sum_(penalty)
+        return rewards - penalty.cpu().view(rewards.shape)
 
     def _update(self, mini: Sequence[_Micro], advantage: Tensor, index: int) -> tuple[UpdateCurves, SamplerSums]:
         """One optimiser update; `index` counts within the step. The reductions are the same on every rank."""
@@ -231,6 +236,14 @@ class Learner:
         counts = torch.tensor([own.tokens, own.sequences], dtype=torch.float64, device=self.policy.device)
         self._ranks.sum_(counts)
         return Denominators(int(counts[0]), int(counts[1]))
+
+    def _loss_tokens_per_group(self, minis: Sequence[Sequence[_Micro]], groups: int, size: int) -> list[int]:
+        counts = torch.zeros(groups, dtype=torch.float64, device=self.policy.device)
+        for mini in minis:
+            for m in mini:
+                counts.index_add_(0, m.rows // size, m.loss_mask.sum(dim=1).double())
+        self._ranks.sum_(counts)
+        return [int(n) for n in counts.tolist()]
 
     def _against_sampler(self, logprobs: Tensor, micro: _Micro) -> SamplerSums:
         return SamplerSums.of(logprobs, micro.sampler, micro.completion_mask, self._algorithm)
@@ -280,12 +293,3 @@ def _parts(groups: int, updates: int) -> list[range]:
     updates = min(updates, groups)
     bounds = [groups * i // updates for i in range(updates + 1)] if updates else [0]
     return [range(a, b) for a, b in itertools.pairwise(bounds)]
-
-
-def _any_per_group(minis: Sequence[Sequence[_Micro]], groups: int, size: int) -> tuple[bool, ...]:
-    found = [False] * groups
-    for mini in minis:
-        for m in mini:
-            for row, used in zip(m.rows.tolist(), m.loss_mask.any(dim=1).tolist(), strict=True):
-                found[row // size] |= used
-    return tuple(found)

@@ -1,9 +1,12 @@
-"""What is learnt is the same whatever the micro-batches and the packing, with the real learner."""
+"""What is learnt is the same whatever the ranks, micro-batches and packing: the real learner, real gloo processes."""
 
 import dataclasses
 import importlib.util
 import json
 import math
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,36 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
 def single() -> dict[str, Any]:
     """What one process learns, by case."""
     return {name: json.loads(json.dumps(tiny.learn(case))) for name, case in tiny.CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> Path:
+    """The folder to which four processes wrote what they saw, as groups of 1, 2, 3 and 4."""
+    folder = tmp_path_factory.mktemp("gloo")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(SCRIPT), str(folder)]
+    launcher = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = launcher.communicate(timeout=400)
+    except subprocess.TimeoutExpired:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        raise
+    assert launcher.returncode == 0, output
+    return folder
+
+
+@pytest.mark.parametrize("name", tiny.CASES)
+@pytest.mark.parametrize("size", range(1, tiny.WORLD + 1))
+def test_any_number_of_gloo_ranks_learns_and_reports_what_one_process_does(name, size, ranks, single):
+    for rank in range(size):
+        assert_same(json.loads((ranks / f"{size}-{name}-{rank}.json").read_text()), single[name])
 
 
 @pytest.mark.parametrize("name", tiny.CASES)

@@ -1,10 +1,18 @@
-"""A learner small enough for tests: a Llama of some thousand float64 parameters and a frozen rollout batch."""
+"""A learner small enough for tests: a Llama of some thousand float64 parameters and a frozen rollout batch.
+
+As a script, `OMP_NUM_THREADS=1 python tiny_learning.py FOLDER` is gloo groups of 1, 2, 3 and 4 processes in turn, each
+of which writes what its rank saw of each case to FOLDER.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import random
+import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +24,11 @@ from rl.codec import to_json
 from rl.learner import Group, Learner
 from rl.phases import PhaseClock
 from rl.policy import Policy
-from rl.ranks import Alone, Ranks
+from rl.ranks import Alone, ProcessGroup, Ranks
 from rl.rollout.engine import Completion
 from rl.spec import AlgorithmSpec, TrainerSpec
 
+WORLD = 4
 VOCABULARY = 17
 EOS = 1
 
@@ -159,3 +168,46 @@ def learn(case: Case, ranks: Ranks | None = None, steps: int = 2) -> dict[str, A
         )
     parameters = torch.cat([p.detach().flatten() for _, p in policy.parameters()])
     return {"parameters": parameters.tolist(), "reported": reported}
+
+
+def be_rank(rank: int, folder: Path) -> None:
+    """Take part as `rank` in groups of 1 to WORLD processes in turn; write `SIZE-CASE-RANK.json` for each case."""
+    import torch.distributed as dist
+
+    for size in range(rank + 1, WORLD + 1):
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
+        for name, case in CASES.items():
+            (folder / f"{size}-{name}-{rank}.json").write_text(json.dumps(learn(case, ProcessGroup())))
+        dist.destroy_process_group()
+
+
+def main(folder: Path) -> int:
+    """Be WORLD ranks: processes forked after the slow imports and before torch has started any thread."""
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    pids = {}
+    for rank in range(WORLD):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                be_rank(rank, folder)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        pids[pid] = rank
+    while pids:
+        pid, status = os.wait()
+        rank = pids.pop(pid)
+        if status:
+            for other in pids:  # they would wait for the one that died
+                os.kill(other, signal.SIGKILL)
+            print(f"rank {rank} failed")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
