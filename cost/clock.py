@@ -27,8 +27,13 @@ class Clock(Protocol):
     def boot_id(self) -> str: ...
 
 
+FAKE_BOOT = "fake"
+"""What the boot id of a simulated clock begins with."""
+
+
 @functools.cache
-def _boot_id() -> str:
+def real_boot_id() -> str:
+    """This boot of this machine; `unknown` where the system has no name for it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -50,7 +55,7 @@ class SystemClock:
         return time.clock_gettime_ns(self._monotonic_id)
 
     def boot_id(self) -> str:
-        return _boot_id()
+        return real_boot_id()
 
 
 @dataclass
@@ -60,7 +65,7 @@ class FakeClock:
     utc: int = 1_767_225_600 * NS_PER_SECOND
     """2026-01-01T00:00:00Z."""
     monotonic: int = 1_000 * NS_PER_SECOND
-    boot: str = "fake-boot"
+    boot: str = f"{FAKE_BOOT}-boot"
 
     def utc_ns(self) -> int:
         return self.utc
@@ -93,6 +98,11 @@ class Anchor:
     utc_ns: int
     monotonic_ns: int
     boot_id: str
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its time is one that nothing outside this process lives in."""
+        return self.boot_id.startswith(FAKE_BOOT)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def canonical(body: Mapping[str, Any]) -> str:
     Raises:
         ValueError: the body holds something that JSON has no word for (NaN and infinities included).
     """
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def lease_states(connection: Connection, *, as_of_ns: int | None = None, **where: Any) -> list[LeaseState]:

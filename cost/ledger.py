@@ -336,8 +336,10 @@ class Ledger(Journal):
             owner = {row.usage_id: row.driver_id for row in connection.execute(query)}
             for usage_id, usage in facts.usages(connection, only_open=True).items():
                 holder = drivers[owner[usage_id]]
-                silent = now - usage.last_heartbeat_ns >= silent_ns
-                if holder.driver_id == self.driver_id or not driver_is_dead(holder, self._clock.anchor.boot_id, silent):
+                heard = usage.last_heartbeat_ns
+                if holder.driver_id == self.driver_id or not driver_is_dead(
+                    holder, self._clock.anchor, now, heard, silent_ns
+                ):
                     continue
                 row = {"usage_id": usage_id, "to_ns": usage.last_heartbeat_ns, "outcome": "LOST", "estimated": 1}
                 connection.execute(schema.usage_end.insert(), row | self._signature())

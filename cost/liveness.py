@@ -6,9 +6,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from cost.clock import FAKE_BOOT, Anchor, real_boot_id
+
 
 def process_start(pid: int) -> str | None:
-    """When a process of this host started, as text; None where there is no such process.
+    """When a process of this host started, in words that no process of another boot shares; None: there is none.
 
     A number alone is no identity: the system gives it to another process later.
     """
@@ -18,19 +20,22 @@ def process_start(pid: int) -> str | None:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:
             return None
-        return None if fields[0] in "ZX" else fields[19]
+        return None if fields[0] in "ZX" else f"{real_boot_id()}/{fields[19]}"
     import psutil
 
     try:
-        return repr(psutil.Process(pid).create_time())
+        return f"{real_boot_id()}/{psutil.Process(pid).create_time()!r}"
     except psutil.Error:
         return None
 
 
-def driver_is_dead(driver: Any, boot_id: str, silent: bool) -> bool:
-    """Whether the process of a row of the driver table is gone; on another host, silence has to do for a proof."""
-    if driver.host != socket.gethostname():
-        return silent
-    if driver.boot_id != boot_id:
-        return True
-    return process_start(driver.pid) != driver.process_start
+def driver_is_dead(holder: Any, observer: Anchor, now_ns: int, last_heard_ns: int, silent_ns: int) -> bool:
+    """Whether the process of a row of the driver table is gone.
+
+    On another host silence has to do for a proof; between a real and a simulated clock it proves nothing.
+    """
+    if holder.host == socket.gethostname():
+        return process_start(holder.pid) != holder.process_start
+    if holder.boot_id.startswith(FAKE_BOOT) != observer.simulated:
+        return False
+    return now_ns - last_heard_ns >= silent_ns

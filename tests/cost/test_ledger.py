@@ -261,8 +261,25 @@ def test_usage_of_a_driver_from_before_a_reboot_is_closed_at_once(place, clock, 
         before.open_lease(make_lease())
         before.attach("L1", "s1")
         before.start_usage(KEY, "s1", Decimal(1), {})
-    with Ledger.open(place, FakeClock(boot="second-boot")) as after:
+        with before._store.write() as connection:
+            earlier = select(schema.driver.c.process_start).scalar_subquery()
+            connection.execute(schema.driver.update().values(process_start="another-boot/" + earlier))
+    with Ledger.open(place, clock) as after:
         assert [usage.outcome for usage in after.close_dead()] == ["LOST"]
+
+
+@pytest.mark.parametrize("host", ["here", "elsewhere"])
+def test_a_simulated_driver_does_not_end_what_a_real_one_runs(place, clock, make_lease, host):
+    with Ledger.open(place) as real:
+        real.open_lease(make_lease())
+        real.attach("L1", "s1")
+        real.start_usage(KEY, "s1", Decimal(1), {})
+        if host == "elsewhere":
+            with real._store.write() as connection:
+                connection.execute(text("UPDATE driver SET host = 'elsewhere'"))
+        far_ahead = FakeClock(utc=real.now_ns() + 1000 * SILENT_NS)
+        with Ledger.open(place, far_ahead) as simulated:
+            assert simulated.close_dead() == []
 
 
 def test_a_transaction_is_all_or_nothing(leased):
@@ -313,6 +330,12 @@ def test_events_come_back_in_order_with_their_bodies(ledger, clock):
     assert list(ledger.events("s1", after=1)) == [second]
     assert list(ledger.events("s1", after=2)) == list(ledger.events("nothing")) == []
     assert ledger.streams() == ["s1", "s2"]
+
+
+def test_an_event_keeps_text_that_no_encoding_has(ledger):
+    body = {"text": "half of a pair: \ud83d, and nothing: \x00"}
+    ledger.append_event("s1", "odd", body, "k")
+    assert next(ledger.events("s1")).body == body
 
 
 def test_an_event_that_json_cannot_say_is_refused(ledger):
