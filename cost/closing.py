@@ -111,7 +111,7 @@ def month_totals(
     start, end = month_bounds(period)
     totals: dict[str, tuple[int, str]] = {}
     for line in attribute(ledger, book, now_ns, cuts=(start, end), rules=rules).lines:
-        if start <= line.from_ns < end and "corrected" not in line.flags:
+        if start <= line.from_ns < end and "corrected" not in line.flags and not line.lease.simulated:
             before = totals.get(line.lease.lease_id, (0, ""))[0]
             totals[line.lease.lease_id] = (before + line.pico, line.lease.currency)
     return totals

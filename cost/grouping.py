@@ -111,7 +111,7 @@ def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[
 
 
 def _in_scope(line: Line, scope: Scope) -> bool:
-    if scope.sweep_id is not None and line.sweep_id != scope.sweep_id:
+    if line.lease.simulated if scope.sweep_id is None else line.sweep_id != scope.sweep_id:
         return False
     if scope.from_ns is not None and line.from_ns < scope.from_ns:
         return False

@@ -77,6 +77,11 @@ class Lease:
     from_ns: int | None = None
     """None: the moment of opening."""
 
+    @property
+    def simulated(self) -> bool:
+        """Nobody ever held this machine: it is in no report but its own sweep's."""
+        return self.tags.get("simulated") == "true"
+
 
 @dataclass(frozen=True)
 class LeaseState:

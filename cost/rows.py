@@ -120,7 +120,9 @@ def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequ
         skus.add(line.lease.sku)
         flags.update(line.flags)
         unpriced = unpriced or line.unpriced
-        if line.imputed:
+        if line.lease.simulated:
+            flags.add("simulated")
+        elif line.imputed:
             flags.add("imputed")
         else:
             billed += line.pico

@@ -36,6 +36,8 @@ def report_table(report: Report) -> str:
     lines.append(table_text(columns, rows, right=("tries", "acc", "card-hours", "cost")))
     if any("imputed" in row.flags for row in report.rows):
         lines.append("Own hardware is imputed: a cost, but on nobody's bill.")
+    if any("simulated" in row.flags for row in report.rows):
+        lines.append("Simulated: nothing of this was spent, and no other report counts it.")
     if report.unpriced:
         lines.append("UNPRICED parts are not in the total. Add their prices: python -m cost prices add")
     if report.open_leases:

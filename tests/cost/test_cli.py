@@ -303,3 +303,24 @@ def test_a_month_is_closed_once_it_is_over(root, pricing):
     assert text == "2026-10 is closed: 0 leases, nothing\n"
     assert "not over" in run("close", "--period", "2099-01", *place, code=2)
     assert "is no month" in run("close", "--period", "2026-13", *place, code=2)
+
+
+def test_what_was_simulated_is_reported_by_its_sweep_and_counted_nowhere_else(root, pricing, clock, make_lease):
+    place = ("--root", root, "--pricing", pricing)
+    whole = run("report", *place, "--by", "sweep", "--json")
+    budget = run("budget", *place, "--json")
+    with Ledger.open(root / "ledger.db", clock) as ledger:
+        state = ledger.lease_state("L1").lease
+        more = {"sku": "box", "provider": "cloud", "price_hash": state.price_hash, "tags": {"simulated": "true"}}
+        ledger.open_lease(make_lease("L9", **more))
+        ledger.attach("L9", "pretended")
+        clock.advance_seconds(HOUR)
+        ledger.detach("L9", "pretended", "done")
+    text = run("report", *place)
+    assert "sweep pretended" in text
+    assert "nothing of this was spent" in text
+    (row,) = json.loads(run("report", *place, "--json"))["overheads"]
+    assert (row["cost"], row["billed_cost"], row["flags"]) == ("8.1", "0", ["simulated"])
+    again = json.loads(run("report", *place, "--by", "sweep", "--json"))
+    assert again["groups"] == json.loads(whole)["groups"]
+    assert run("budget", *place, "--json") == budget
