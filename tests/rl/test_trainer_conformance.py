@@ -77,7 +77,7 @@ def _spec(name: str, cache_dir: Path, folder: Path) -> TrialSpec:
         group_size=4,
         cards=1,
         model=ModelSpec("tiny", chat_template=False),
-        task=TaskSpec("reasoning_gym", "chain_sum", params=SUMS, eval_questions=8),
+        task=TaskSpec("reasoning_gym", "chain_sum", params=SUMS),
         algorithm=AlgorithmSpec("grpo", lr=1e-4),
         rollout=RolloutSpec("simulated" if name == "simulated" else "transformers", max_completion_tokens=8),
         evaluation=EvaluationSpec(samples_per_question=2),
@@ -109,13 +109,10 @@ def converse(
 
 
 @pytest.fixture(scope="module", params=list(TRAINERS))
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    name = request.param
-    if name == "native":
-        pytest.importorskip("rl.tiny", reason="the tiny model is not there yet")
-    cache, folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("uninterrupted")
-    events = list(converse(TRAINERS[name](), _spec(name, cache, folder), None, lambda event: None))
-    return Bench(name, TRAINERS[name], cache, events)
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Bench:
+    name, folder = request.param, tmp_path_factory.mktemp("uninterrupted")
+    events = list(converse(TRAINERS[name](), _spec(name, model_cache, folder), None, lambda event: None))
+    return Bench(name, TRAINERS[name], model_cache, events)
 
 
 def steps_of(events: list[Event]) -> list[StepReport]:
@@ -134,7 +131,7 @@ def test_started_comes_once_and_first_and_finished_once_and_last(bench: Bench) -
     assert [i for i, e in enumerate(events) if isinstance(e, Finished)] == [len(events) - 1]
     started, finished = events[0], events[-1]
     assert isinstance(started, Started)
-    assert (started.step, started.restored_from, started.cards, started.eval_questions) == (0, None, 1, 8)
+    assert (started.step, started.restored_from, started.cards, started.eval_questions) == (0, None, 1, 64)
     assert isinstance(finished, Finished)
     assert finished.completed
     assert finished.step == STEPS
@@ -174,7 +171,7 @@ def test_evaluation_brackets_training_with_the_same_questions(bench: Bench) -> N
     assert [r.step for r in reports] == [0, STEPS]
     before, after = ([q.question_id for q in r.results] for r in reports)
     assert before == after
-    assert len(set(before)) == 8
+    assert len(set(before)) == 64
     assert all(q.samples == 2 and 0 <= q.correct <= 2 for r in reports for q in r.results)
     first_step = next(i for i, e in enumerate(bench.uninterrupted) if isinstance(e, StepReport))
     assert bench.uninterrupted.index(reports[0]) < first_step
