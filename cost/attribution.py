@@ -24,7 +24,7 @@ from cost.money import largest_remainder
 from cost.prices import NS_PER_HOUR, PriceBook, PriceRow, pico_per_hour
 from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
 
-INTERRUPTED = "interrupted"
+TAKEN_BACK = "taken_back"
 """How a lease ended whose machine the provider took back."""
 
 
@@ -121,7 +121,7 @@ def lease_charge(
         return (Segment(state.from_ns, to_ns, 0, "machine", ""),)
     ended: Ended | None = None
     if state.to_ns is not None:
-        ended = "provider" if state.how == INTERRUPTED else "user"
+        ended = "provider" if state.how == TAKEN_BACK else "user"
     lease = state.lease
     rule = rule_for(rules, prices[0].provider, prices[0].purchase)
     watts = lease.watts if lease.watts is not None else 0

@@ -116,6 +116,39 @@ def check(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_
 
 
 @app.command()
+def correct(
+    lease_id: Annotated[str, typer.Argument(help="The lease that it belongs to.")],
+    amount: Annotated[str, typer.Option(help="Up or down, in the lease's currency: '-5.00 USD'.")],
+    reason: Annotated[str, typer.Option(help="Why, such as the number of a credit note.")],
+    category: Annotated[str, typer.Option(help="credit, refund, fee, storage, egress, tax ...")] = "adjustment",
+    sweep: Annotated[str, typer.Option(help="The sweep that it belongs to, if any.")] = "",
+    trial: Annotated[str, typer.Option(help="The trial that it belongs to, if any.")] = "",
+    at: Annotated[
+        str | None, typer.Option(help="The day it is reported under (UTC); default: the lease's end.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--id", help="Its id: the same one again changes nothing.")] = None,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """Change what a lease cost by an entry of its own: a credit note, a fee, disks, a closed month. Prints its id."""
+    from cost.money import Money
+    from cost.periods import instant_in, zone_of
+    from cost.records import Correction
+
+    with opened(root, db, write=True) as ledger:
+        money, state = Money.parse(amount), ledger.lease_state(lease_id)
+        at_ns = instant_in(at, zone_of("UTC")) if at else min(state.to_ns or ledger.now_ns(), ledger.now_ns())
+        correction = Correction(
+            name or f"hand-{ledger.now_ns():x}",
+            *(lease_id, category, money.pico, money.currency, at_ns, reason),
+            sweep_id=sweep,
+            trial_id=trial,
+        )
+        ledger.add_correction(correction)
+    typer.echo(correction.correction_id)
+
+
+@app.command()
 def close(
     period: Annotated[str, typer.Option(help="The month, such as 2026-11 (UTC).")],
     root: Root = DEFAULT_ROOT,

@@ -142,9 +142,7 @@ def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> Non
 def close_lease(
     lease_id: str,
     at: Annotated[str | None, typer.Option(help="When it went: 2026-11-29T18:00 (UTC); default: now.")] = None,
-    how: Annotated[
-        str, typer.Option(help="How it ended; `interrupted`: its provider took it back.")
-    ] = "closed by hand",
+    how: Annotated[str, typer.Option(help="How it ended; `taken_back`: its provider did it.")] = "closed by hand",
     released: Annotated[bool, typer.Option(help="The provider has confirmed that it is gone.")] = False,
     root: Root = DEFAULT_ROOT,
     db: Db = None,

@@ -17,6 +17,7 @@ from pathlib import Path
 from sqlalchemy import Connection, func, select
 
 from cost import facts, schema
+from cost.allocation import CATEGORIES
 from cost.clock import NS_PER_SECOND, Clock, SystemClock
 from cost.facts import canonical
 from cost.journal import Journal
@@ -349,8 +350,17 @@ class Ledger(Journal):
     # Corrections ------------------------------------------------------------------------------------------------------
 
     def add_correction(self, correction: Correction) -> bool:
-        """An entry that changes what a lease cost, up or down. Returns False where it was there already."""
+        """An entry that changes what a lease cost, up or down. Returns False where it was there already.
+
+        Raises:
+            LedgerError: its category or currency is none, or no reason is given.
+            IntegrityError: no such lease, another currency, or the same id with another content.
+        """
         checked_currency(correction.currency)
+        if correction.category not in CATEGORIES:
+            raise LedgerError(f"{correction.category!r} is no category; one of {', '.join(CATEGORIES)}")
+        if not correction.reason.strip():
+            raise LedgerError(f"correction {correction.correction_id} needs a reason")
         table = schema.correction
         with self._write() as connection:
             state = self._lease(connection, correction.lease_id)

@@ -376,10 +376,18 @@ def test_a_machine_that_never_came_up_costs_nothing(ledger, make_lease, clock, b
 def test_a_machine_that_its_provider_took_back_early_is_free_where_the_rule_says_so(held, clock, book):
     ledger = held()
     clock.advance_seconds(HOUR - 1)
-    ledger.close_lease("L1", "interrupted")
+    ledger.close_lease("L1", "taken_back")
     waiver = (rule(interruption_waiver_s=HOUR),)
     assert sweep_report(ledger, book, "s1", clock.utc, rules=waiver).total_pico == 0
     assert sweep_report(ledger, book, "s1", clock.utc, rules=RULES).total_pico > 0
+
+
+def test_a_machine_that_its_user_gave_back_early_is_charged(held, clock, book):
+    ledger = held()
+    clock.advance_seconds(HOUR - 1)
+    ledger.detach("L1", "s1", "interrupted")
+    waiver = (rule(interruption_waiver_s=HOUR),)
+    assert sweep_report(ledger, book, "s1", clock.utc, rules=waiver).total_pico > 0
 
 
 def test_card_hours_count_every_card_that_is_held_whatever_it_does(held, clock, book):
@@ -419,3 +427,15 @@ def test_another_program_sees_the_same_numbers_as_long_as_nothing_is_written(hel
         assert sweep_report(reader, price, "s1", clock.utc, rules=RULES) == sweep_report(
             ledger, price, "s1", clock.utc, rules=RULES
         )
+
+
+def test_every_column_flag_category_and_check_is_documented():
+    from pathlib import Path
+
+    from cost.check import CHECKS
+
+    docs = Path(__file__).parents[2] / "docs"
+    report, ledger = ((docs / name).read_text(encoding="utf-8") for name in ("cost-report.md", "ledger.md"))
+    flags = ("UNPRICED", "imputed", "simulated", "open", "end_estimated", "wall", "oversubscribed", "over_reported")
+    assert [name for name in (*COLUMNS, *flags, "corrected") if f"`{name}`" not in report] == []
+    assert [name for name in CHECKS if f"`{name}`" not in ledger] == []
