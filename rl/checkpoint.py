@@ -1,7 +1,8 @@
 """Checkpoints on disk: folders of safetensors and JSON, whole or not there at all. Nothing in them is unpickled.
 
-A checkpoint is written under a temporary name, synced and renamed; its marker comes last, and only then are older ones
-removed. So at every instant the newest folder with a marker is a whole checkpoint. Knows nothing of what it stores.
+A checkpoint is written under a temporary name, synced and renamed; its marker comes last. Older ones are removed by
+`prune`, for the writer to call once whoever resumes has heard of the new one: until then the old one may be the only
+checkpoint that they know. Knows nothing of what it stores.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Loaded:
 
 
 def write(
-    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
 ) -> tuple[Path, int]:
-    """Write a checkpoint into `folder`; (its path, its size in bytes). Older ones beyond `keep` go when it is whole.
+    """Write a checkpoint into `folder`; (its path, its size in bytes).
 
     A second checkpoint of the same step gets a name of its own; nothing that is whole is ever overwritten.
     """
@@ -59,11 +60,15 @@ def write(
     os.rename(temporary, final)
     _sync(folder)
     _write_marker(final, {"format": FORMAT, "step": step, "files": sizes})
+    return final, sum(sizes.values())
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` whole checkpoints."""
     for old in whole(folder)[:-keep]:
         # The marker first: what is half removed must not look whole.
         (old / MARKER).unlink()
         shutil.rmtree(old)
-    return final, sum(sizes.values())
 
 
 def whole(folder: Path) -> list[Path]:

@@ -79,12 +79,11 @@ class Loop:
             elif self._step < trial.steps:
                 for event in self._train():
                     yield from self._say(event)
-                self._note_reported()
             else:
                 break
         completed = self._stop is None
         if not completed and self._saved != self._savable():
-            yield self._write_checkpoint()
+            yield from self._say(self._write_checkpoint())
         yield s.Finished(
             step=self._step,
             policy_version=self._parts.engine.policy_version,
@@ -96,6 +95,9 @@ class Loop:
     def _say(self, event: s.Event) -> Conversation:
         """Yield the event and do what the answer asks for."""
         command = yield event
+        if isinstance(event, s.CheckpointWritten):
+            # Only now: had the driver died without hearing of it, it would resume from the one before.
+            checkpoints.prune(self._folder, self._trial.trainer.keep_checkpoints)
         if isinstance(command, s.SetLr):
             self._parts.learner.base_lr = command.lr
         elif isinstance(command, s.Stop):
@@ -163,7 +165,7 @@ class Loop:
                 learned.updates,
             ),
             lr=learned.updates[-1].lr,
-            replay=step <= self._reported(),
+            replay=self._is_replay(),
         )
 
     def _roll_out(self, step: int) -> tuple[list[_Judged], list[list[bool]]]:
@@ -295,23 +297,22 @@ class Loop:
                     "base_lr": parts.learner.base_lr,
                     "data": parts.sampler.state(),
                 },
-                keep=self._trial.trainer.keep_checkpoints,
             )
         self._saved = self._savable()
         wall, phases = parts.clock.lap()
         return s.CheckpointWritten(self._step, str(path), size, wall, phases)
 
-    def _note_reported(self) -> None:
-        """Remember, beyond this attempt, which steps were reported: doing them again is a replay."""
-        if self._step > self._reported():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / "reported_step").write_text(str(self._step))
-
-    def _reported(self) -> int:
-        try:
-            return int((self._folder / "reported_step").read_text())
-        except (OSError, ValueError):
-            return 0
+    def _is_replay(self) -> bool:
+        """Whether an earlier attempt came as far as this step. Remembered beside the checkpoints, for later ones."""
+        note = self._folder / "reported_step"
+        reported = int(note.read_text()) if note.exists() else 0
+        if self._step <= reported:
+            return True
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_suffix(".tmp")
+        temporary.write_text(str(self._step))
+        temporary.rename(note)
+        return False
 
 
 def _rollout_sums(

@@ -105,11 +105,12 @@ class _Attempt:
                         reported.seek(0, os.SEEK_END)
                     yield from self._say(report)
                     if self._checkpoint_is_due():
-                        yield from self._say(self._write_checkpoint())
+                        yield from self._save()
                     if self._evaluation_is_due():
                         yield from self._say(self._evaluate())
         except _Stopped as stop:
             yield self._write_checkpoint()
+            self._prune()
             yield Finished(self._state.step, self._state.step, completed=False, reason=str(stop))
         else:
             yield Finished(self._state.step, self._state.step, completed=True, reason="all steps done")
@@ -117,12 +118,24 @@ class _Attempt:
     def _say(self, event: Event) -> Generator[Event, Command | None, None]:
         """Say it, and do what the answer asks for."""
         command = yield event
-        while isinstance(command, Checkpoint):
-            command = yield self._write_checkpoint()
+        if isinstance(event, CheckpointWritten):
+            # Only now: had the driver died without hearing of it, it would resume from the one before.
+            self._prune()
+        if isinstance(command, Checkpoint):
+            yield from self._save()
         if isinstance(command, SetLr):
             self._state = dataclasses.replace(self._state, lr=command.lr)
         if isinstance(command, Stop):
             raise _Stopped(command.reason)
+
+    def _save(self) -> Generator[Event, Command | None, None]:
+        yield from self._say(self._write_checkpoint())
+
+    def _prune(self) -> None:
+        """Keep the newest checkpoints only."""
+        whole = sorted(p.parent for p in self._folder.glob(f"step-*/{MARKER}"))
+        for old in whole[: max(0, len(whole) - self._spec.trainer.keep_checkpoints)]:
+            shutil.rmtree(old)
 
     def _started(self) -> Started:
         spec = self._spec
@@ -215,7 +228,7 @@ class _Attempt:
         return step == self._spec.steps or (every > 0 and step % every == 0)
 
     def _write_checkpoint(self) -> CheckpointWritten:
-        """A folder per step; the marker comes last, older ones go only after it. Not synced: it guards no real work."""
+        """A folder per step; the marker comes last. Not synced: it guards no real work."""
         spec = self._spec
         wall_ns = curves.noisy_ns(spec, self._state.step, self._sim.seconds_per_checkpoint, purpose=7)
         self._clock.sleep_ns(wall_ns)
@@ -225,9 +238,6 @@ class _Attempt:
         (folder / "state.json.new").write_text(text)
         (folder / "state.json.new").replace(folder / "state.json")
         (folder / MARKER).touch()
-        whole = sorted(p.parent for p in self._folder.glob(f"step-*/{MARKER}"))
-        for old in [p for p in whole if p < folder][: max(0, len(whole) - spec.trainer.keep_checkpoints)]:
-            shutil.rmtree(old)
         phases = {"checkpoint": wall_ns * spec.cards}
         return CheckpointWritten(self._state.step, str(folder), len(text), wall_ns, phases)
 

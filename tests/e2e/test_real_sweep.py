@@ -1,4 +1,4 @@
-"""Real trials through Ray on this machine, with the tiny model: a whole smoke, Ctrl-C, a killed driver, and what is left."""
+"""Real trials through Ray on this machine, with the tiny model: Ctrl-C, a killed driver, and what is left of them."""
 
 from __future__ import annotations
 
