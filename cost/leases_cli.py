@@ -6,7 +6,6 @@ with the hour it came up, and the sweeps of the day attach to it.
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,7 @@ import typer
 from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
 
 if TYPE_CHECKING:
-    from cost.records import LeaseState
+    from cost.held import Held
 
 leases_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Machines held: list them, and open, extend, close them by hand."
@@ -30,38 +29,28 @@ def list_leases(
     as_json: Json = False,
 ) -> None:
     """Every lease, oldest first, with what it has cost by now; then what is held with nobody looking after it."""
-    from cost.ledger import SILENT_NS
+    from cost.held import machines
+    from cost.money import rounded
+    from cost.output import UNPRICED, utc_text
     from cost.prices import PriceBook
 
     with opened(root, db) as ledger:
-        book, now = PriceBook.load(pricing), ledger.now_ns()
-        states = ledger.leases(only_open=only_open)
-        bodies = [_body(state, book, now) for state in states]
+        found = machines(ledger, PriceBook.load(pricing), ledger.now_ns(), only_open=only_open)
     if as_json:
-        print_json({"leases": bodies})
+        print_json({"leases": [_body(held) for held in found]})
         return
     columns = ("lease", "machine", "sku", "from (UTC)", "until", "sweeps", "cost")
-    rows = [
-        (
-            b["lease_id"],
-            b["machine"],
-            b["sku"],
-            b["from"][:16],
-            (b["to"] or "held")[:16],
-            str(len(b["sweeps"])),
-            _cost(b),
-        )
-        for b in bodies
-    ]
+    rows = []
+    for held in found:
+        state, lease = held.state, held.state.lease
+        until = "held" if state.to_ns is None else utc_text(state.to_ns)[:16]
+        cost = UNPRICED if held.cost is None else f"{rounded(held.cost.pico, 4)} {held.cost.currency}"
+        sweeps = str(len(state.sweeps))
+        rows.append((lease.lease_id, lease.machine, lease.sku, utc_text(state.from_ns)[:16], until, sweeps, cost))
     print(table_text(columns, rows, right=("cost", "sweeps")))
-    for state, body in zip(states, bodies, strict=True):
-        if state.to_ns is None and now - state.last_heartbeat_ns >= SILENT_NS:
-            typer.echo(
-                f"lease {body['lease_id']} is held, and no driver has been heard since {body['last_heartbeat']}: "
-                f"it has cost {_cost(body)} so far, of it {_cost(body, 'cost_since_heartbeat')} since then, and goes "
-                f"on at {_cost(body, 'cost_per_day')} a day. Close it with: "
-                f"python -m cost leases close {body['lease_id']}"
-            )
+    for held in found:
+        if held.alert:
+            typer.echo(held.alert)
 
 
 @leases_app.command("open")
@@ -127,7 +116,9 @@ def open_lease(
             opened_by="hand",
             from_ns=from_ns,
         )
-        ledger.open_lease(lease)
+        with ledger.transaction():
+            ledger.open_lease(lease)
+            ledger.remember_prices([row] if row else [])
     typer.echo(lease.lease_id)
 
 
@@ -156,16 +147,18 @@ def close_lease(
         ledger.close_lease(lease_id, how, at_ns=at_ns, released=released)
 
 
-def _body(state: LeaseState, book: Any, now_ns: int) -> dict[str, Any]:
-    from cost.attribution import lease_charge, price_series
-    from cost.billing import load_rules, total
-    from cost.money import pico_text
+def _body(held: Held) -> dict[str, Any]:
+    from cost.money import Money, pico_text
     from cost.output import UNPRICED, utc_text
-    from cost.prices import in_force, pico_per_hour
 
-    lease = state.lease
-    prices, rules = price_series(lease, book), load_rules(book.folder)
-    body: dict[str, Any] = {
+    def amount(money: Money | None) -> str:
+        return UNPRICED if money is None else pico_text(money.pico)
+
+    def moment(ns: int | None) -> str | None:
+        return None if ns is None else utc_text(ns)
+
+    state, lease = held.state, held.state.lease
+    return {
         "lease_id": lease.lease_id,
         "instance_id": lease.instance_id,
         "machine": lease.machine,
@@ -177,33 +170,18 @@ def _body(state: LeaseState, book: Any, now_ns: int) -> dict[str, Any]:
         "project": lease.project,
         "tags": dict(lease.tags),
         "opened_by": lease.opened_by,
-        "from": utc_text(state.from_ns),
-        "to": None if state.to_ns is None else utc_text(state.to_ns),
+        "from": moment(state.from_ns),
+        "to": moment(state.to_ns),
         "how": state.how,
-        "last_heartbeat": utc_text(state.last_heartbeat_ns),
         "sweeps": list(state.sweeps),
         "currency": lease.currency,
+        "cost": amount(held.cost),
+        "cost_per_day": amount(held.per_day),
+        "last_heartbeat": moment(state.last_heartbeat_ns),
+        "unheard_since": moment(held.unheard_since_ns),
+        "idle_since": moment(held.idle_since_ns),
+        "alert": held.alert,
     }
-    if not prices:
-        return body | {"cost": UNPRICED, "cost_per_day": UNPRICED, "cost_since_heartbeat": UNPRICED}
-    cost = total(lease_charge(state, prices, rules, now_ns))
-    before = total(lease_charge(state, prices, rules, state.last_heartbeat_ns))
-    row = in_force(prices, now_ns) or prices[-1]
-    hourly = pico_per_hour(row, lease.cards, lease.watts or Decimal(0))
-    return body | {
-        "cost": pico_text(cost),
-        "cost_since_heartbeat": pico_text(cost - before),
-        "cost_per_day": pico_text(int(hourly * 24)),
-    }
-
-
-def _cost(body: dict[str, Any], name: str = "cost") -> str:
-    from cost.money import exact_decimal, pico_of, rounded
-    from cost.output import UNPRICED
-
-    if body[name] == UNPRICED:
-        return UNPRICED
-    return f"{rounded(pico_of(exact_decimal(body[name])), 4)} {body['currency']}"
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -244,6 +244,7 @@ def test_a_machine_that_nobody_looks_after_is_shown_with_what_it_has_cost_since(
     text = run("leases", "list", *place)
     assert f"lease {lease_id} is held, and no driver has been heard since 2026-11-20T00:00:00Z" in text
     assert "194.4000 USD a day" in text
+    assert f"python -m cost leases close {lease_id}" in text
     assert run("check", *place) == "", "a lease opened by hand is looked after by hand"
 
 
@@ -344,3 +345,16 @@ def test_a_correction_by_hand_is_an_entry_of_its_own_and_written_once(root, pric
     ):
         assert message in run(*note, "--reason", "x", *wrong, code=2)
     assert "there is no lease L7" in run("correct", "L7", *place, "--amount", "1 USD", "--reason", "x", code=2)
+
+
+def test_every_command_takes_a_server_instead_of_a_file(any_database, pricing):
+    place = ("--db", any_database, "--pricing", pricing)
+    opening = ("--machine", "m", "--sku", "box", "--cards", 8, "--from", "2026-11-28T08:00")
+    lease_id = run("leases", "open", *place, *opening).strip()
+    run("leases", "extend", "--db", any_database, lease_id)
+    run("leases", "close", "--db", any_database, lease_id, "--at", "2026-11-28T10:00")
+    run("correct", lease_id, "--db", any_database, "--amount", "-1 USD", "--reason", "note")
+    run("budget", *place, "--set", "month=500 USD")
+    body = json.loads(run("report", *place, "--by", "category", "--json"))
+    assert [(g["name"], g["cost"]) for g in body["groups"]] == [("adjustment", "-1"), ("unassigned", "16.2")]
+    assert run("check", *place) == ""

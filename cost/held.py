@@ -1,0 +1,100 @@
+"""What every machine has cost by now, and which of those still held has nobody looking after it. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from cost.attribution import lease_charge, price_series
+from cost.billing import BillingRule, load_rules, total
+from cost.ledger import SILENT_NS, Ledger
+from cost.money import Money, rounded
+from cost.output import UNPRICED, utc_text
+from cost.prices import PriceBook, in_force, pico_per_hour
+from cost.records import LeaseState
+
+IDLE_NS = 3600 * 10**9
+"""A machine that has had nothing to do for so long is worth a word."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lease with what it has cost. Amounts are None where there is no price."""
+
+    state: LeaseState
+    cost: Money | None
+    per_day: Money | None
+    unheard_since_ns: int | None
+    """Still held, and no driver has said so since then; None: ended, or looked after."""
+    idle_since_ns: int | None
+    """Still held, and nothing has run on it since then; None: ended, or busy."""
+    wasted: Money | None
+    """What it has cost since then: since it was last heard of, else since it last had something to do."""
+
+    @property
+    def alert(self) -> str | None:
+        """A sentence on a machine that costs for nothing, and the command that ends it; None: all is well."""
+        lease_id = self.state.lease.lease_id
+        if self.unheard_since_ns is not None:
+            what = f"no driver has been heard since {utc_text(self.unheard_since_ns)}"
+        elif self.idle_since_ns is not None:
+            what = f"nothing has run on it since {utc_text(self.idle_since_ns)}"
+        else:
+            return None
+        return (
+            f"lease {lease_id} is held, and {what}: it has cost {_shown(self.wasted)} since then, and goes on at "
+            f"{_shown(self.per_day)} a day. Close it with: python -m cost leases close {lease_id}"
+        )
+
+
+def machines(
+    ledger: Ledger,
+    book: PriceBook,
+    now_ns: int,
+    *,
+    only_open: bool = False,
+    rules: Sequence[BillingRule] | None = None,
+) -> list[Held]:
+    """Every lease, in the order they began.
+
+    Raises:
+        PriceError: a price or a billing rule is missing that a lease was opened with.
+    """
+    rules = load_rules(book.folder) if rules is None else rules
+    busy, last_end = set(), dict[str, int]()
+    for usage in ledger.usages():
+        lease_id = usage.key.lease_id
+        if usage.to_ns is None:
+            busy.add(lease_id)
+        else:
+            last_end[lease_id] = max(usage.to_ns, last_end.get(lease_id, 0))
+    found = []
+    for state in ledger.leases(only_open=only_open):
+        lease_id = state.lease.lease_id
+        idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
+        found.append(_held(state, book, rules, now_ns, idle_since))
+    return found
+
+
+def _held(
+    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, idle_since_ns: int | None
+) -> Held:
+    lease, unheard_since = state.lease, None
+    if state.to_ns is not None or (idle_since_ns is not None and now_ns - idle_since_ns < IDLE_NS):
+        idle_since_ns = None
+    if state.to_ns is None and now_ns - state.last_heartbeat_ns >= SILENT_NS:
+        unheard_since = state.last_heartbeat_ns
+    prices = price_series(lease, book)
+    if not prices:
+        return Held(state, None, None, unheard_since, idle_since_ns, None)
+    cost = total(lease_charge(state, prices, rules, now_ns))
+    hourly = pico_per_hour(in_force(prices, now_ns) or prices[-1], lease.cards, lease.watts or Decimal(0))
+    since = unheard_since if unheard_since is not None else idle_since_ns
+    wasted = None if since is None else cost - total(lease_charge(state, prices, rules, since))
+    money = [None if pico is None else Money(pico, lease.currency) for pico in (cost, int(hourly * 24), wasted)]
+    return Held(state, money[0], money[1], unheard_since, idle_since_ns, money[2])
+
+
+def _shown(money: Money | None) -> str:
+    return UNPRICED if money is None else f"{rounded(money.pico, 4)} {money.currency}"
