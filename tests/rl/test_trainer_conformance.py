@@ -312,6 +312,20 @@ def test_old_checkpoints_go_when_newer_ones_are_whole(bench: Bench, tmp_path: Pa
     assert [Path(w.path).exists() for w in written] == [False] * (STEPS - 1) + [True]
 
 
+def test_the_one_before_stays_until_the_driver_has_heard_of_the_newer_one(bench: Bench, tmp_path: Path) -> None:
+    spec = bench.spec(tmp_path)
+    spec = dataclasses.replace(
+        spec, trainer=dataclasses.replace(spec.trainer, checkpoint_every_steps=1, keep_checkpoints=1)
+    )
+    there: list[list[bool]] = []
+    written: list[Path] = []
+    for event in bench.run(spec):
+        if isinstance(event, CheckpointWritten):
+            written.append(Path(event.path))
+            there.append([path.exists() for path in written])
+    assert there[1:] == [[False] * n + [True, True] for n in range(STEPS - 1)]
+
+
 def test_resuming_from_the_last_step_trains_nothing_and_still_evaluates(bench: Bench, tmp_path: Path) -> None:
     spec = bench.spec(tmp_path)
     last: list[CheckpointWritten] = []
