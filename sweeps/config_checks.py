@@ -164,7 +164,7 @@ def _cards_of_machines() -> dict[str, int]:
 
 def _machine(config: SweepConfig) -> Iterator[str]:
     machine = config.machine
-    yield from _above_zero(config, "machine.memory_gib_per_card", "machine.memory_gb_per_s")
+    yield from _above_zero(config, "machine.memory_gib_per_card", "machine.memory_gb_per_s", "machine.tflops")
     yield from _at_least(config, 0, "machine.interconnect_gb_per_s", "machine.watts")
     for key in ("name", "sku", "provider", "cluster"):
         if not getattr(machine, key).strip():

@@ -54,6 +54,8 @@ class MachineConfig:
     """GiB; for a CPU, the host memory that a trial may use."""
     memory_gb_per_s: float
     """Bandwidth of one card's memory, GB/s."""
+    tflops: float
+    """Peak of one card's matrix units, bf16 dense with fp32 accumulation, TFLOPS."""
     interconnect: Literal["none", "pcie", "nvlink", "nvswitch"]
     interconnect_gb_per_s: float
     """Between two cards, both directions together, GB/s; 0 where there is one card."""

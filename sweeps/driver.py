@@ -24,7 +24,7 @@ from cost.records import StoreError
 from cost.report import Report, sweep_report, trial_costs, write_csv
 from sweeps.config import ConfigError
 from sweeps.config_types import SweepConfig
-from sweeps.estimate import StepTime, measured
+from sweeps.estimate import StepTime, from_data_sheet, measured
 from sweeps.executors import Executor
 from sweeps.gates import Verdict, metric_gate
 from sweeps.host import SweepHost
@@ -52,7 +52,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     pricing = find_price(cfg)
     root = Path(cfg.paths.root)
     records = earlier_sweeps(cfg, root)
-    time = measured(records, cfg)
+    time = measured(records, cfg) or from_data_sheet(cfg)
     print_plan(console, cfg, plan, pricing, time)
     if cfg.dry_run:
         console.print("dry_run=true: nothing was run and nothing was written.")

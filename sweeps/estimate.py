@@ -1,11 +1,12 @@
-"""How long a sweep will take, from what its kind took before; None where nothing was measured. Never invents a time.
+"""How long a sweep will take: from what its kind took before, else a rough figure from the machine's data sheet.
 
-This is the plan's first figure, not the forecast between stages: seconds per completion of earlier sweeps of the same
-model and trainer on the same machine, plus what their starts, evaluations and checkpoints took.
+This is the plan's first figure, not the forecast between stages. It says where it comes from, and is None where even
+the model's size is unknown.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,22 @@ from sweeps.journal import SweepRecord, TrialRecord
 from sweeps.plan import Plan, PlannedTrial
 
 NS_PER_SECOND = 1e9
-ALLOWANCE = 1.2
+MEASURED_ALLOWANCE = 1.2
 """A bound on a trial's time is this much above what was measured."""
+ROUGH_ALLOWANCE = 3.0
+"""A data sheet knows nothing of software: a bound is this much above what it says."""
+
+_PARAMETERS = {"smollm2_135m": 134_515_008, "tiny": 89_088}
+_PROMPT_TOKENS = 64
+"""Assumed length of a prompt, where none was seen."""
+_TRAINING_EFFICIENCY = 0.25
+"""Share of the peak that small batches reach."""
+_DECODING_EFFICIENCY = 0.5
+"""Share of the memory's bandwidth that decoding reaches."""
+_SECONDS_PER_TOKEN_STEP = 0.02
+"""What one decoding step costs besides reading the weights."""
+_FIXED_SECONDS = 40.0
+"""Start, two evaluations, a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,8 @@ class StepTime:
     fixed_seconds: float
     """Start, evaluations, checkpoints: once per trial."""
     source: str
+    allowance: float
+    """A bound is this many times as long."""
 
     def of(self, trial: PlannedTrial, steps: int) -> float:
         return self.fixed_seconds + steps * trial.prompts_per_step * trial.group_size * self.seconds_per_completion
@@ -49,8 +66,38 @@ def measured(records: Sequence[SweepRecord], cfg: SweepConfig) -> StepTime | Non
                 statistics.median(seconds for seconds, _ in per_trial),
                 statistics.median(fixed for _, fixed in per_trial),
                 f"measured in {record.sweep_id}",
+                MEASURED_ALLOWANCE,
             )
     return None
+
+
+def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
+    """A rough figure for a machine on which nothing was measured; None where the model's size is not known.
+
+    Training is 8 floating-point operations per parameter and token (one pass for the old log-probabilities, three for
+    forward and backward; J. Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Decoding reads the bf16 weights once
+    per token for all completions of a step together.
+    """
+    parameters = _parameters(cfg)
+    if parameters is None or cfg.trainer.name == "simulated":
+        return None
+    machine, cards = cfg.machine, cfg.search.cards_per_trial
+    shared = min(cfg.search.group_size) if cfg.trainer.packing else 1
+    tokens = _PROMPT_TOKENS / shared + cfg.rollout.max_completion_tokens
+    training = 8 * parameters * tokens / (_TRAINING_EFFICIENCY * machine.tflops * 1e12 * cards)
+    token_step = 2 * parameters / (_DECODING_EFFICIENCY * machine.memory_gb_per_s * 1e9) + _SECONDS_PER_TOKEN_STEP
+    completions = min(cfg.search.prompts_per_step) * min(cfg.search.group_size)
+    decoding = cfg.rollout.max_completion_tokens * token_step / min(completions, cfg.rollout.max_batch_completions)
+    source = f"rough, from the data sheet of {machine.name}; this stage measures it"
+    return StepTime(training + decoding, _FIXED_SECONDS, source, ROUGH_ALLOWANCE)
+
+
+def _parameters(cfg: SweepConfig) -> float | None:
+    """By kind, or by the size that is in the model's name, as in `Qwen3-0.6B`."""
+    if known := _PARAMETERS.get(cfg.model.kind):
+        return known
+    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![a-z])", cfg.model.path or "", flags=re.IGNORECASE)
+    return float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()] if sizes else None
 
 
 def sweep_seconds(plan: Plan, cfg: SweepConfig, time: StepTime) -> float:

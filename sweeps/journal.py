@@ -16,7 +16,8 @@ from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Started, Ste
 from sweeps.plan import Plan, PlannedTrial
 
 if TYPE_CHECKING:
-    from cost.ledger import Ledger, StoredEvent
+    from cost.ledger import Ledger
+    from cost.records import StoredEvent
 
 _PREFIX = "sweep:"
 

@@ -21,7 +21,8 @@ from sweeps.metrics import eval_accuracy, step_metrics
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from cost.ledger import Ledger, StoredEvent
+    from cost.ledger import Ledger
+    from cost.records import StoredEvent
 
 CURSOR_TAG = "journal.sequence"
 MAX_METRICS_PER_BATCH = 900

@@ -12,7 +12,7 @@ from rich.text import Text
 from cost.money import Money
 from cost.report import Report
 from sweeps.config_types import SweepConfig
-from sweeps.estimate import ALLOWANCE, StepTime, sweep_seconds
+from sweeps.estimate import StepTime, sweep_seconds
 from sweeps.gates import Verdict
 from sweeps.journal import SweepRecord
 from sweeps.machine import Pricing, money_text
@@ -36,13 +36,12 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
     console.print(terminal.plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
     if time:
         total = sweep_seconds(plan, cfg, time)
-        bound = total * ALLOWANCE
-        console.print(
-            f"  about {terminal.duration(total)} and {pricing.of(total)}, at most {pricing.of(bound)} ({time.source})"
-        )
+        bound = total * time.allowance
+        console.print(f"  about {terminal.duration(total)} and {pricing.of(total)}, at most {pricing.of(bound)}")
+        console.print(f"  ({time.source})")
     else:
         console.print(
-            f"  time not known yet: no {cfg.stage.name} of this model on {machine.name} was measured; "
+            f"  time not known: the size of model {cfg.model.path or cfg.model.kind} is not, and none was measured; "
             f"each hour costs {pricing.of(3600)}"
         )
     for warning in plan.warnings:

@@ -1,0 +1,54 @@
+"""The plan's first figure: measured where it was, rough where it was not, and it says which."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeps.config import compose
+from sweeps.estimate import from_data_sheet, measured, sweep_seconds
+from sweeps.plan import make_plan
+from tests.sweeps.in_process import a_sweep
+
+
+def test_what_was_measured_on_this_machine_is_what_the_plan_says(tmp_path):
+    sweep = a_sweep(tmp_path).run()
+    time = measured([sweep.journal.record], sweep.cfg)
+    assert time is not None
+    assert "smoke-test-1" in time.source
+    took = (max(u.to_ns or 0 for u in sweep.ledger.usages()) - min(u.from_ns for u in sweep.ledger.usages())) / 1e9
+    assert sweep_seconds(make_plan(sweep.cfg), sweep.cfg, time) == pytest.approx(took, rel=0.15)
+
+
+@pytest.mark.parametrize("other", ["machine=rtx4090", "model=tiny", "rollout.max_completion_tokens=12"])
+def test_what_another_machine_model_or_length_took_is_not_taken_for_this_one(tmp_path, other: str):
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]").run()
+    assert measured([sweep.journal.record], compose(["+stage=smoke", "trainer=simulated", other])) is None
+
+
+def test_trials_that_run_side_by_side_share_the_clock():
+    cfg = compose(["+stage=smoke", "trainer=simulated", "machine=h100x8", "search.trials=8"])
+    alone = compose(
+        ["+stage=smoke", "trainer=simulated", "machine=h100x8", "search.trials=8", "search.max_concurrent=1"]
+    )
+    time = from_data_sheet(compose(["+stage=smoke", "machine=h100x8"]))
+    assert time is not None
+    together = sweep_seconds(make_plan(cfg), cfg, time)
+    assert together == max(time.of(t, cfg.stage.steps) for t in make_plan(cfg).trials)
+    assert sweep_seconds(make_plan(alone), alone, time) > 5 * together
+
+
+def test_before_anything_is_measured_a_rough_figure_says_that_it_is_rough():
+    cpu, h100 = (from_data_sheet(compose(["+stage=smoke", f"machine={m}"])) for m in ("cpu", "h100"))
+    assert cpu is not None
+    assert h100 is not None
+    assert "rough" in cpu.source
+    assert cpu.allowance > 2
+    assert cpu.seconds_per_completion > 3 * h100.seconds_per_completion
+
+
+@pytest.mark.parametrize(
+    ("path", "known"), [("Qwen/Qwen3-0.6B", True), ("org/model-7b-instruct", True), ("org/some-model", False)]
+)
+def test_a_models_size_is_read_from_its_name_or_not_known(path: str, known: bool):
+    cfg = compose(["+stage=smoke", "model=hf", f"model.path={path}", "machine=rtx4090"])
+    assert (from_data_sheet(cfg) is not None) is known
