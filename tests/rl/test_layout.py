@@ -1,0 +1,162 @@
+"""Padded and packed layouts, chunks of the vocabulary projection: all give the same log-probabilities and gradients."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl.layout import MicroBatch, Sequences, micro_batches
+from rl.logprobs import token_logprobs
+from rl.policy import Policy
+
+VOCABULARY = 23
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    return Policy(LlamaForCausalLM(config).eval(), None, frozenset({1}), 0, torch.device("cpu"), False, chunk_tokens=3)
+
+
+def some_groups(seed: int, groups: int, size: int) -> list[Sequences]:
+    r = random.Random(seed)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        return tuple(r.randrange(2, VOCABULARY) for _ in range(r.randint(low, high)))
+
+    return [Sequences(ids(1, 9), tuple(ids(1, 7) for _ in range(size))) for _ in range(groups)]
+
+
+def by_sequence(policy: Policy, batches: list[MicroBatch], temperature: float = 1.0) -> dict[int, Any]:
+    """(log-probabilities, entropies) of each completion, by its number."""
+    found = {}
+    for batch in batches:
+        logprobs, entropy = policy.forward(batch, temperature)
+        mask = batch.completion_mask()
+        for row, number in enumerate(batch.sequences):
+            found[number] = torch.stack([logprobs[row][mask[row]], entropy[row][mask[row]]])
+    return found
+
+
+def directly(policy: Policy, groups: list[Sequences], temperature: float) -> dict[int, Any]:
+    """One sequence at a time, with the whole matrix of logits."""
+    found = {}
+    for group in groups:
+        for ids in group.completions:
+            logits = policy.model(torch.tensor([[*group.prompt, *ids]])).logits[0] / temperature
+            logp = logits[len(group.prompt) - 1 : -1].log_softmax(dim=-1)
+            chosen = logp.gather(1, torch.tensor(ids)[:, None])[:, 0]
+            found[len(found)] = torch.stack([chosen, -(logp.exp() * logp).sum(dim=-1)])
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    groups=st.integers(1, 4),
+    size=st.integers(1, 4),
+    budget=st.sampled_from([1, 12, 30, 200]),
+    packing=st.booleans(),
+    temperature=st.sampled_from([0.6, 1.0, 1.3]),
+)
+def test_every_layout_gives_the_log_probabilities_of_the_whole_matrix_token_by_token(
+    policy: Policy, seed: int, groups: int, size: int, budget: int, packing: bool, temperature: float
+) -> None:
+    made = some_groups(seed, groups, size)
+    expected = directly(policy, made, temperature)
+    found = by_sequence(policy, micro_batches(made, budget, packing, pad_id=0), temperature)
+    assert sorted(found) == sorted(expected)
+    for number, values in expected.items():
+        torch.testing.assert_close(found[number], values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_gradient_is_that_of_the_whole_matrix(policy: Policy, packing: bool) -> None:
+    made = some_groups(seed=1, groups=3, size=3)
+
+    def gradient(values: dict[int, Any]) -> torch.Tensor:
+        policy.model.zero_grad()
+        sum(((n + 1) * v[0]).sum() for n, v in values.items()).backward()  # type: ignore[union-attr]
+        return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+
+    expected = gradient(directly(policy, made, 0.7))
+    found = gradient(by_sequence(policy, micro_batches(made, 40, packing, pad_id=0), 0.7))
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_what_padding_holds_changes_nothing(policy: Policy, packing: bool) -> None:
+    made = some_groups(seed=2, groups=3, size=2)
+    one, two = (by_sequence(policy, micro_batches(made, 1000, packing, pad_id=i)) for i in (0, 9))
+    for number in one:
+        torch.testing.assert_close(one[number], two[number], rtol=0, atol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), budget=st.integers(1, 60), packing=st.booleans())
+def test_micro_batches_hold_every_token_once_and_keep_to_the_budget(seed: int, budget: int, packing: bool) -> None:
+    made = some_groups(seed, groups=4, size=3)
+    flat = [ids for group in made for ids in group.completions]
+    batches = micro_batches(made, budget, packing, pad_id=0)
+    assert sorted(n for b in batches for n in b.sequences) == list(range(len(flat)))
+    assert sum(len(b.target) for b in batches) == sum(map(len, flat))
+    for batch in batches:
+        rows, length = batch.input_ids.shape
+        assert rows * length <= budget or rows == 1
+        assert batch.target.tolist() == [t for n in batch.sequences for t in flat[n]]
+
+
+def test_packing_computes_a_prompt_once_for_its_group() -> None:
+    group = Sequences(tuple(range(2, 12)), ((3, 4, 1), (5, 1), (6, 7, 8, 1)))
+    (packed,) = micro_batches([group], 1000, packing=True, pad_id=0)
+    (padded,) = micro_batches([group], 1000, packing=False, pad_id=0)
+    assert packed.input_ids.shape == (1, 10 + 2 + 1 + 3)
+    assert padded.input_ids.shape == (3, 10 + 3)
+
+
+@pytest.mark.parametrize("group", [Sequences((), ((3,),)), Sequences((3,), ((4,), ()))])
+def test_nothing_to_predict_is_refused(group: Sequences) -> None:
+    with pytest.raises(ValueError, match="empty prompt or completion"):
+        micro_batches([group], 100, packing=True, pad_id=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+@pytest.mark.parametrize("bias", [False, True])
+def test_chunks_of_the_projection_have_the_gradient_of_finite_differences(chunk: int, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def values(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    hidden, weight, offset = values(9, 5), values(11, 5), values(11) if bias else None
+    target = torch.randint(0, 11, (9,), generator=generator)
+
+    def logprobs(*inputs: torch.Tensor) -> torch.Tensor:
+        return token_logprobs(inputs[0], inputs[1], inputs[2] if bias else None, target, 0.7, chunk)[0]
+
+    inputs = (hidden, weight, offset) if offset is not None else (hidden, weight)
+    assert torch.autograd.gradcheck(logprobs, inputs)
+
+
+def test_log_probabilities_of_a_bf16_model_are_fp32() -> None:
+    hidden = torch.randn(4, 8, dtype=torch.bfloat16)
+    logprobs, entropy = token_logprobs(hidden, torch.randn(6, 8), None, torch.zeros(4, dtype=torch.long), 1.0, 2)
+    assert logprobs.dtype == entropy.dtype == torch.float32
