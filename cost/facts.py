@@ -28,7 +28,7 @@ def lease_states(connection: Connection, *, as_of_ns: int | None = None, **where
     on_end = end.c.lease_id == lease.c.lease_id
     beats = select(func.max(schema.lease_beat.c.at_ns)).where(schema.lease_beat.c.lease_id == lease.c.lease_id)
     last_beat = _until(beats, schema.lease_beat.c.at_ns, as_of_ns).scalar_subquery().label("beat_ns")
-    query = select(lease, end.c.to_ns, end.c.how, last_beat)
+    query = select(lease, end.c.to_ns, end.c.how, end.c.released, last_beat)
     if as_of_ns is not None:
         on_end = and_(on_end, end.c.written_ns <= as_of_ns)
         query = query.where(lease.c.written_ns <= as_of_ns)
@@ -197,7 +197,8 @@ def _lease_state(row: Row, sweeps: tuple[str, ...]) -> LeaseState:
         opened_by=row.opened_by,
         from_ns=row.from_ns,
     )
-    return LeaseState(lease, row.from_ns, row.to_ns, row.how, row.beat_ns or row.from_ns, sweeps)
+    heard = row.beat_ns or row.from_ns
+    return LeaseState(lease, row.from_ns, row.to_ns, row.how, bool(row.released), heard, sweeps)
 
 
 def _usage(row: Row, values: Mapping[str, str]) -> Usage:

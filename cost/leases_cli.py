@@ -78,8 +78,8 @@ def open_lease(
 
     from cost.money import exact_decimal
     from cost.periods import instant_in, zone_of
-    from cost.prices import MissingPriceError, PriceBook
-    from cost.records import Lease, LedgerError
+    from cost.prices import MissingPriceError, PriceBook, pico_per_hour
+    from cost.records import Lease
 
     with opened(root, db, write=True, create=True) as ledger:
         now = ledger.now_ns()
@@ -90,10 +90,9 @@ def open_lease(
             if not allow_unpriced:
                 raise
             row = None
-        if row is not None and row.cards and row.cards != cards:
-            raise LedgerError(
-                f"SKU {sku} is a machine of {row.cards} cards, not of {cards}; name the machine's own SKU"
-            )
+        power = None if watts is None else exact_decimal(watts, negative=False)
+        if row is not None:
+            pico_per_hour(row, cards, power or 0)
         tags = dict(_pair(text) for text in tag or [])
         name = instance or f"{socket.gethostname()}:{machine}"
         lease = Lease(
@@ -109,7 +108,7 @@ def open_lease(
             resource_id=resource,
             region=region,
             purchase=row.purchase if row else purchase or "on_demand",
-            watts=None if watts is None else exact_decimal(watts, negative=False),
+            watts=power,
             owner=owner,
             project=project,
             tags=tags,
@@ -173,6 +172,7 @@ def _body(held: Held) -> dict[str, Any]:
         "from": moment(state.from_ns),
         "to": moment(state.to_ns),
         "how": state.how,
+        "released": state.released,
         "sweeps": list(state.sweeps),
         "currency": lease.currency,
         "cost": amount(held.cost),

@@ -93,6 +93,8 @@ class LeaseState:
     """None: still open."""
     how: str | None
     """How it ended."""
+    released: bool
+    """Whether its provider confirmed that it is gone."""
     last_heartbeat_ns: int
     """The last moment at which a driver said that the machine is held; `from_ns` where none did."""
     sweeps: tuple[str, ...]

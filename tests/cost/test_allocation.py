@@ -50,7 +50,7 @@ def leases(draw) -> LeaseFacts:
         phases = draw(durations)
         after = {kind: draw(st.integers(0, value)) for kind, value in phases.items()}
         usages.append(UsageFacts(number, usage, phases, after))
-    return LeaseFacts(LeaseState(lease, 0, None, None, 0, ()), tuple(attachments), tuple(usages))
+    return LeaseFacts(LeaseState(lease, 0, None, None, False, 0, ()), tuple(attachments), tuple(usages))
 
 
 @st.composite
@@ -119,7 +119,9 @@ def test_many_processes_that_claim_one_card_share_it_and_no_more():
         UsageFacts(n, Usage(UsageKey("L", f"t{n}", 1), "s1", Decimal(1), 0, None, None, False, 0, {}, False), {})
         for n in range(1, 4)
     )
-    facts = LeaseFacts(LeaseState(lease, 0, None, None, 0, ("s1",)), (Attachment("L", "s1", 0, None, None),), usages)
+    facts = LeaseFacts(
+        LeaseState(lease, 0, None, None, False, 0, ("s1",)), (Attachment("L", "s1", 0, None, None),), usages
+    )
     found = allocate(facts, [Segment(0, 10, 100, "machine", "h")])
     assert sorted(share.pico for share in found.shares) == [33, 33, 34]
     assert sum(share.micro_card_ns for share in found.shares) == 10 * MICRO_PER_CARD

@@ -253,6 +253,7 @@ def test_a_machine_that_nobody_looks_after_is_shown_with_what_it_has_cost_since(
     [
         (["--sku", "nope"], "no price for SKU 'nope'"),
         (["--cards", "4"], "machine of 8 cards, not of 4"),
+        (["--cards", "0"], "machine of 8 cards, not of 0"),
         (["--from", "2036-01-01"], "in the future"),
         (["--tag", "team"], "NAME=VALUE"),
         (["--watts", "1,000"], "not a plain decimal number"),

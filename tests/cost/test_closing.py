@@ -134,7 +134,7 @@ def test_what_lies_before_a_cut_never_changes_as_time_goes_on(price, nows, cuts)
     start = midnight_ns(date(2026, 1, 1), UTC)
     row = replace(ROW, price=Decimal(price).scaleb(-12))
     lease = Lease("L1", "i", "m", "box", "cloud", 8, "USD", row.hash)
-    state = LeaseState(lease, start, None, None, start, ())
+    state = LeaseState(lease, start, None, None, False, start, ())
     edges = sorted(start + c for c in cuts)
     pieces = []
     for now in sorted(start + n for n in nows):

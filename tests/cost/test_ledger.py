@@ -97,7 +97,8 @@ def test_a_machine_has_one_open_lease_at_most(leased, make_lease, clock):
         leased.open_lease(make_lease("L2", instance_id="host-of-L1"))
     assert leased.open_lease_of("host-of-L1").lease.lease_id == "L1"
     clock.advance_seconds(10)
-    leased.close_lease("L1", "done")
+    leased.close_lease("L1", "done", released=True)
+    assert leased.lease_state("L1").released
     assert leased.open_lease_of("host-of-L1") is None
     with pytest.raises(IntegrityError, match="before lease L1"):
         leased.open_lease(make_lease("L2", instance_id="host-of-L1", from_ns=clock.utc - 1))
@@ -365,6 +366,50 @@ def test_drivers_in_threads_lose_and_repeat_nothing(place, make_lease):
         events = list(reader.events("shared"))
     assert [e.sequence for e in events] == list(range(1, 126)), "opened, migrated and numbered without a gap"
     assert len({e.key for e in events}) == 125
+
+
+def test_of_many_drivers_that_want_the_last_card_one_gets_it(place, make_lease):
+    with Ledger.open(place) as first:
+        first.open_lease(make_lease(cards=1))
+        first.attach("L1", "s1")
+    barrier, outcomes = threading.Barrier(4), []
+
+    def want(number: int) -> None:
+        with Ledger.open(place) as mine:
+            barrier.wait()
+            try:
+                mine.start_usage(UsageKey("L1", f"t{number}", 1), "s1", Decimal(1), {})
+                outcomes.append("got it")
+            except IntegrityError as error:
+                outcomes.append(str(error).partition("cards, ")[2])
+
+    threads = [threading.Thread(target=want, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["but 0 of the 1 cards of lease L1 are free"] * 3 + ["got it"]
+
+
+def test_of_many_drivers_that_open_a_machine_one_does(place, make_lease):
+    Ledger.open(place).close()
+    barrier, outcomes = threading.Barrier(4), []
+
+    def rent(number: int) -> None:
+        with Ledger.open(place) as mine:
+            barrier.wait()
+            try:
+                mine.open_lease(make_lease(f"L{number}", instance_id="the one"))
+                outcomes.append("opened")
+            except IntegrityError:
+                outcomes.append("refused")
+
+    threads = [threading.Thread(target=rent, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["opened", "refused", "refused", "refused"]
 
 
 def test_one_ledger_is_shared_by_threads(ledger):
