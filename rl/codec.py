@@ -6,6 +6,7 @@ Nothing is ever unpickled from a store; what is read back is checked field by fi
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ from typing import Any, Literal, TypeVar
 from rl import spec
 
 T = TypeVar("T")
+
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""JSON has no numbers for these, and a run that diverges has to be told of all the same."""
 
 _BY_KIND: dict[str, type[Any]] = {
     c.kind: c
@@ -61,6 +65,8 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return _NOT_FINITE[str(value)]
     return value
 
 
@@ -89,6 +95,8 @@ def _build(hint: Any, data: Any, where: str) -> Any:
         return {k: _build(args[1], v, f"{where}.{k}") for k, v in data.items()}
     if dataclasses.is_dataclass(hint):
         return _build_dataclass(typing.cast(type, hint), data, where)
+    if hint is float and data in _NOT_FINITE.values():
+        return float(data)
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if hint in (int, float, str, bool):

@@ -7,6 +7,8 @@ from decimal import Decimal
 
 import pytest
 
+from rl.trainers.simulated import SimulatedTrainer
+from sweeps.executors.in_process import InProcessExecutor
 from sweeps.gates import metric_gate
 from sweeps.journal import TrialState, load
 from tests.sweeps.in_process import a_sweep
@@ -114,3 +116,12 @@ def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(t
     assert next(t.state for t in sweep.journal.record.trials.values()) is TrialState.PREEMPTED
     assert all(u.to_ns is not None for u in sweep.ledger.usages())
     assert sweep.host.done()
+
+
+def test_a_trial_whose_numbers_are_no_longer_finite_is_told_of_and_closes_the_gate(tmp_path):
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.simulated.diverge_at_step=4")
+    sweep.executor = InProcessExecutor(sweep.clock, lambda clock: SimulatedTrainer(clock, nan_on_divergence=True))
+    sweep.run()
+    verdict = metric_gate(sweep.journal.record, 20, sweep.cfg.gate)
+    assert not verdict.open
+    assert "finite numbers" in [c.name for c in verdict.checks if c.ok is False]
