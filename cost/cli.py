@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json
+from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, refusing
 from cost.leases_cli import leases_app
 from cost.prices_cli import prices_app
 from cost.reconcile_cli import reconcile
@@ -146,6 +146,27 @@ def correct(
         )
         ledger.add_correction(correction)
     typer.echo(correction.correction_id)
+
+
+@app.command()
+def backup(root: Root = DEFAULT_ROOT, db: Db = None) -> None:
+    """A whole copy of the ledger beside it, one per day, also while sweeps run. Prints where it is."""
+    with opened(root, db) as ledger:
+        made = ledger.backup()
+    typer.echo(made or "this ledger is on a server: back it up by the server's own means")
+
+
+@app.command()
+def restore(
+    copy: Annotated[Path, typer.Argument(help="The copy to go back to: a file ending in .bak.")],
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Put a copy in the ledger's place. What stood there is set aside, not deleted."""
+    from cost.backup import restore as put_back
+
+    with refusing():
+        aside = put_back(copy, root / "ledger.db")
+    typer.echo(f"{root / 'ledger.db'} is now what {copy} was" + (f"; the one before is {aside}" if aside else ""))
 
 
 @app.command()

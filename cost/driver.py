@@ -11,12 +11,14 @@ import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cost import schema
+from cost.backup import daily_backup
 from cost.clock import Clock, DriverClock
 from cost.liveness import process_start
 from cost.store import Store
@@ -45,6 +47,14 @@ class Driver:
     def place(self) -> str:
         """Where it is: a path, or a URL without its password."""
         return self._store.place
+
+    def backup(self) -> Path | None:
+        """A whole copy of the ledger beside it, one per day; None for a server, which has means of its own.
+
+        Raises:
+            StoreError: the copy cannot be written.
+        """
+        return None if self._store.path is None else daily_backup(self._store.path, self.now_ns())
 
     def now_ns(self) -> int:
         """UTC nanoseconds by this driver's anchor."""

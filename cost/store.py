@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError, StatementError
 from sqlalchemy.exc import IntegrityError as DatabaseIntegrityError
 
 from cost import schema
+from cost.backup import backups_of, copy_sqlite
 from cost.records import IntegrityError, LedgerError, NoLedgerError, StoreError
 
 BUSY_SECONDS = 30.0
@@ -127,7 +128,7 @@ class Store:
             if not migrate:
                 raise StoreError(f"the ledger {self.place} is of an older version; any command that writes updates it")
             if revision is not None and self.path is not None:
-                backup(self.path, self.path.with_suffix(f".{revision}.bak"))
+                copy_sqlite(self.path, self.path.with_suffix(f".{revision}.bak"))
             with self.engine.connect() as connection, connection.execution_options(ledger_write=True).begin():
                 self.lock(connection, "migrate")
                 run.upgrade(connection)
@@ -172,22 +173,10 @@ class Store:
     def _backups(self) -> str:
         if self.path is None:
             return "restore it from your server's backup"
-        found = sorted(self.path.parent.glob(f"{self.path.stem}*.bak"), key=lambda p: p.stat().st_mtime)
-        return f"the newest backup is {found[-1]}" if found else f"there is no backup beside it ({self.path.stem}*.bak)"
-
-
-def backup(source: Path, target: Path) -> Path:
-    """A consistent copy of a SQLite ledger, also while it is written to; whole or not there at all."""
-    partial = target.with_name(target.name + ".partial")
-    partial.unlink(missing_ok=True)
-    reader, writer = sqlite3.connect(f"file:{source}?mode=ro", uri=True), sqlite3.connect(partial)
-    try:
-        reader.backup(writer)
-    finally:
-        writer.close()
-        reader.close()
-    os.replace(partial, target)
-    return target
+        found = backups_of(self.path)
+        if not found:
+            return f"there is no backup beside it ({self.path.stem}*.bak)"
+        return f"the newest backup is {found[-1]}; go on from it with: python -m cost restore {found[-1]}"
 
 
 def _sqlite_path(url: str | Path) -> Path | None:

@@ -359,3 +359,15 @@ def test_every_command_takes_a_server_instead_of_a_file(any_database, pricing):
     body = json.loads(run("report", *place, "--by", "category", "--json"))
     assert [(g["name"], g["cost"]) for g in body["groups"]] == [("adjustment", "-1"), ("unassigned", "16.2")]
     assert run("check", *place) == ""
+
+
+def test_a_ledger_is_copied_and_put_back(root, pricing):
+    place = ("--root", root)
+    before = json.loads(run("report", *place, "--pricing", pricing, "--by", "sweep", "--json"))["total"]
+    copy = Path(run("backup", *place).strip())
+    assert copy.suffix == ".bak"
+    run("correct", "L1", *place, "--amount", "1 USD", "--reason", "a mistake")
+    text = run("restore", copy, *place)
+    assert f"the one before is {root / 'ledger.db.aside1'}" in text
+    assert json.loads(run("report", *place, "--pricing", pricing, "--by", "sweep", "--json"))["total"] == before
+    assert "no whole ledger" in run("restore", pricing / "fx.yaml", *place, code=2)

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from cost.backup import KEEP, backups_of, copy_sqlite, restore
+from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger import HEARTBEAT_NS, Ledger
 from cost.records import NoLedgerError, StoreError, UsageKey
-from cost.store import Store, backup
+from cost.store import Store
 
 KEY = UsageKey("L1", "t1", 1)
 
@@ -95,15 +97,20 @@ def test_a_damaged_ledger_is_left_alone_and_its_backup_is_named(file, damage):
     with Ledger.open(file) as ledger:
         for number in range(200):
             ledger.append_event("s", "e", {"text": "x" * 500}, str(number))
-    saved = backup(file, file.with_suffix(".bak"))
+    saved = copy_sqlite(file, file.with_suffix(".bak"))
     with file.open("r+b") as raw:
         raw.seek(0 if damage == "header" else 4096 * 2)
         raw.write(b"\xff" * (16 if damage == "header" else 4096 * 20))
     before = content(file)
     with pytest.raises(StoreError, match="damaged") as caught, Ledger.open(file) as ledger:
         list(ledger.events("s"))
-    assert str(saved) in str(caught.value)
+    assert f"python -m cost restore {saved}" in str(caught.value)
     assert content(file) == before
+    aside = restore(saved, file)
+    assert aside is not None
+    assert content(aside) == before, "the damaged one is set aside"
+    with Ledger.open(file) as ledger:
+        assert len(list(ledger.events("s"))) == 200
 
 
 def test_a_file_that_is_no_database_is_left_alone(file):
@@ -161,10 +168,51 @@ def test_a_backup_taken_while_somebody_writes_is_whole(file, make_lease):
         ledger.open_lease(make_lease())
         with ledger.transaction():
             ledger.append_event("s", "e", {}, "k")
-            backup(file, file.with_suffix(".bak"))
+            copy_sqlite(file, file.with_suffix(".bak"))
     with Ledger.open(file.with_suffix(".bak"), read_only=True) as saved:
         assert len(saved.leases()) == 1
         assert list(saved.events("s")) == []
+
+
+def test_a_copy_is_kept_for_each_of_the_last_days(file):
+    clock = FakeClock()
+    with Ledger.open(file, clock) as ledger:
+        for day in range(KEEP + 2):
+            ledger.append_event("s", "e", {}, str(day))
+            made = [ledger.backup(), ledger.backup()]
+            assert made[0] == made[1]
+            clock.advance(86_400 * NS_PER_SECOND)
+    names = sorted(path.name for path in backups_of(file))
+    assert names == [f"ledger.2026-01-{day:02d}.bak" for day in range(3, KEEP + 3)]
+    with Ledger.open(file.with_name(names[0]), read_only=True) as old:
+        assert len(list(old.events("s"))) == 3
+
+
+def test_nothing_is_restored_from_a_file_that_is_no_ledger_or_over_one_in_use(file, tmp_path):
+    with Ledger.open(file) as ledger:
+        ledger.append_event("s", "e", {}, "k")
+        saved = ledger.backup()
+        assert saved is not None
+        before = list(ledger.events("s"))
+        with ledger.transaction(), pytest.raises(StoreError, match="being written to"):
+            restore(saved, file)
+        junk = tmp_path / "junk.bak"
+        junk.write_text("no ledger" * 1000, encoding="utf-8")
+        for wrong in (junk, tmp_path / "nothing.bak"):
+            with pytest.raises(StoreError, match="no whole ledger"):
+                restore(wrong, file)
+        assert list(ledger.events("s")) == before
+
+
+def test_a_ledger_is_restored_where_there_is_none(file, tmp_path):
+    with Ledger.open(file) as ledger:
+        ledger.append_event("s", "e", {}, "k")
+        saved = ledger.backup()
+    assert saved is not None
+    target = tmp_path / "elsewhere" / "ledger.db"
+    assert restore(saved, target) is None
+    with Ledger.open(target) as ledger:
+        assert [e.key for e in ledger.events("s")] == ["k"]
 
 
 KILLED_AT = ("after_open", "inside_start", "after_start", "inside_phases", "after_phases", "inside_end", "after_end")
