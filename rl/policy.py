@@ -111,6 +111,22 @@ class Policy:
         return dataclasses.replace(self, model=model)
 
     @torch.no_grad()
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights by the names of the model's architecture, adapters merged in; a tied head is left out."""
+        adapted = hasattr(self.model, "get_base_model")
+        network: Any = self.model.get_base_model() if adapted else self.model  # type: ignore[operator]
+        modules = dict(network.named_modules())
+        for name, weight in network.state_dict().items():
+            if ".lora_" in name or (name == "lm_head.weight" and _is_tied(network)):
+                continue
+            owner, _, leaf = name.rpartition(".")
+            if owner.endswith(".base_layer"):
+                owner = owner.removesuffix(".base_layer")
+                if leaf == "weight":
+                    weight = weight + modules[owner].get_delta_weight("default")
+            yield f"{owner}.{leaf}", weight
+
+    @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Set what is trained.
 

@@ -1,0 +1,134 @@
+"""Samples with vLLM in this process: weights handed over in memory, prefix caching, processed log-probabilities.
+
+On CUDA the engine takes `gpu_memory_utilization` of the card beside the learner; on a CPU (the community build) a
+key-value cache of `kv_cache_gib`. vLLM is loaded when an engine is made, never before.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl.policy import Policy
+from rl.rollout.engine import Completion, Sampling, check_prompts, check_version, derived_seed, turns
+from rl.spec import ConfigurationError, RolloutSpec
+
+
+class VllmEngine:
+    """See the module. One per process."""
+
+    name = "vllm"
+
+    def __init__(self, spec: RolloutSpec, policy: Policy, version: int) -> None:
+        _prepare_environment(spec, policy.device)
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise ConfigurationError(
+                "rollout.engine=vllm, and vllm cannot be imported here: install the extra (`uv pip install "
+                f"'.[vllm]'`, a machine with CUDA), or use rollout.engine=transformers ({error})"
+            ) from error
+        self._spec = spec
+        self._eos_ids = policy.eos_ids
+        self._version = version
+        threads = torch.get_num_threads()
+        with tempfile.TemporaryDirectory(prefix="vllm-model-") as folder:
+            _export(policy, Path(folder))
+            self._llm: Any = LLM(
+                model=folder,
+                skip_tokenizer_init=True,
+                dtype="bfloat16" if policy.autocast else "float32",
+                max_model_len=spec.max_prompt_tokens + spec.max_completion_tokens,
+                max_num_seqs=spec.max_batch_completions,
+                gpu_memory_utilization=spec.gpu_memory_utilization,
+                # CUDA graphs pay off on a card only.
+                enforce_eager=policy.device.type == "cpu",
+                enable_prefix_caching=True,
+                # Temperature applied: what is sampled from, not the model's raw distribution.
+                logprobs_mode="processed_logprobs",
+                generation_config="vllm",
+                disable_log_stats=True,
+                seed=0,
+            )
+        torch.set_num_threads(threads)
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    def sync(self, policy: Policy, version: int) -> None:
+        check_version(self._version, version)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(policy.weights())})
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vllm did not drop its prefix cache after a weight sync; completions would be stale")
+        self._version = version
+
+    def close(self) -> None:
+        self._llm = None
+        gc.collect()
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
+        from vllm import SamplingParams
+
+        check_prompts(prompts, self._spec.max_prompt_tokens)
+        completions: list[list[Completion]] = []
+        for turn in turns(len(prompts), sampling.n, self._spec.max_batch_completions):
+            outputs = self._llm.generate(
+                [{"prompt_token_ids": list(prompts[i])} for i in turn],
+                [
+                    SamplingParams(
+                        n=sampling.n,
+                        temperature=sampling.temperature,
+                        max_tokens=sampling.max_tokens,
+                        seed=derived_seed(sampling.seed, i) % 2**31,
+                        stop_token_ids=sorted(self._eos_ids),
+                        logprobs=0,
+                        detokenize=False,
+                    )
+                    for i in turn
+                ],
+                use_tqdm=False,
+            )
+            for output in outputs:
+                samples = sorted(output.outputs, key=lambda o: o.index)
+                completions.append([self._completion(sample) for sample in samples])
+        return completions
+
+    def _completion(self, sample: Any) -> Completion:
+        ids = tuple(sample.token_ids)
+        return Completion(
+            ids=ids,
+            # By id: the dictionary also holds likelier tokens, in any order.
+            logprobs=tuple(
+                float(position[token].logprob) for token, position in zip(ids, sample.logprobs, strict=True)
+            ),
+            finish="stop" if sample.finish_reason == "stop" else "length",
+            policy_version=self._version,
+        )
+
+
+def _prepare_environment(spec: RolloutSpec, device: torch.device) -> None:
+    """vLLM reads these when it is imported; what the user has set stays."""
+    # In this process, so that weights can be handed over as tensors.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    if device.type == "cpu":
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(spec.kv_cache_gib))
+
+
+def _export(policy: Policy, folder: Path) -> None:
+    """A folder that vLLM can load from: the policy's weights and configuration, no tokenizer."""
+    from safetensors.torch import save_file
+
+    dtype = torch.bfloat16 if policy.autocast else torch.float32
+    weights = {name: weight.to(dtype).cpu().contiguous() for name, weight in policy.weights()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config: Any = policy.model.config
+    config.save_pretrained(folder)
