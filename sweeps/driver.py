@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from cost.ledger import Ledger
 from cost.money import Money
 from cost.records import StoreError
 from cost.report import Report, sweep_report, trial_costs, write_csv
+from sweeps.cards import hold_cards
 from sweeps.config import ConfigError
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime, from_data_sheet, measured
@@ -65,7 +66,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         same_plan = [r.last_ns + 1 for r in records if r.plan_digest == plan.digest]
         clock = FakeClock(utc=max([clock.utc_ns(), *same_plan]))
     try:
-        with Ledger.open(database(cfg, root), clock) as ledger:
+        with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
             ledger.close_dead()
             journal = open_sweep(cfg, plan, ledger, root)
             sweep_id = journal.record.sweep_id
@@ -73,7 +74,9 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                 console.print(f"{sweep_id} is finished; resume=never starts another one.")
                 return _exit_code(journal.record, None)
             with only_driver(root / sweep_id):
-                return _run_sweep(cfg, console, ledger, journal, root / sweep_id, pricing, limit, time, clock, typed)
+                return _run_sweep(
+                    cfg, console, ledger, journal, root / sweep_id, pricing, limit, time, clock, typed, cards
+                )
     except StoreError as error:
         raise ConfigError(str(error)) from error
 
@@ -89,6 +92,7 @@ def _run_sweep(
     time: StepTime | None,
     clock: SystemClock | FakeClock,
     typed: Sequence[str],
+    cards: tuple[int, ...],
 ) -> int:
     record = journal.record
     resumed = [t for t in record.trials.values() if t.attempts]
@@ -113,12 +117,13 @@ def _run_sweep(
                 lease_id=lease_id,
                 sweep_dir=sweep_dir,
                 view=view,
+                cards=len(cards),
                 spent_pico=lambda: _report(ledger, pricing, record.sweep_id).total_pico,
                 limit_pico=limit.pico if limit else None,
             )
             try:
                 with _termination_as_interrupt():
-                    executor = make_executor(cfg, sweep_dir, clock)
+                    executor = make_executor(cfg, sweep_dir, clock, cards)
                     executor.run(host)
                 how = "budget" if host.stopped else "done"
             except KeyboardInterrupt:
@@ -147,24 +152,39 @@ def _run_sweep(
     return EXIT_INTERRUPTED if how == "interrupted" else _exit_code(record, verdict)
 
 
-def make_executor(cfg: SweepConfig, sweep_dir: Path, clock: SystemClock | FakeClock) -> Executor:
-    """Ray Tune for real work; in this process, on the fake clock, for simulated trials."""
+def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
+    """The cards that trials may use: this host's free ones. Simulated ones and a cluster's are not locked."""
+    if cfg.trainer.name == "simulated" or _ray_address(cfg) != "local":
+        return nullcontext(tuple(range(cfg.machine.cards)))
+    return hold_cards(cfg.machine, cfg.search.cards_per_trial)
+
+
+def _ray_address(cfg: SweepConfig) -> str:
+    cluster = cfg.machine.cluster
+    return os.environ.get("RAY_ADDRESS", "local") if cluster == "auto" else cluster
+
+
+def make_executor(
+    cfg: SweepConfig, sweep_dir: Path, clock: SystemClock | FakeClock, cards: tuple[int, ...]
+) -> Executor:
+    """Ray Tune for real work; in this process, on the fake clock, for simulated trials.
+
+    Raises:
+        ConfigError: the cluster that was named does not answer.
+    """
     if isinstance(clock, FakeClock):
         from sweeps.executors.in_process import InProcessExecutor
 
         return InProcessExecutor(clock)
     from sweeps.executors.ray_tune import RayTuneExecutor
 
-    cluster = cfg.machine.cluster
-    address = os.environ.get("RAY_ADDRESS", "local") if cluster == "auto" else cluster
+    address = _ray_address(cfg)
     try:
-        return RayTuneExecutor(
-            cards=cfg.machine.cards, device=cfg.machine.device, logs=sweep_dir / "ray", address=address
-        )
+        return RayTuneExecutor(cards=cards, device=cfg.machine.device, logs=sweep_dir / "ray", address=address)
     except ConnectionError as error:
         raise ConfigError(
-            f"machine.cluster={cluster}: no Ray answers at {address}; start one there with `ray start --head`, "
-            "or use machine.cluster=local for a Ray of our own on this host"
+            f"machine.cluster={cfg.machine.cluster}: no Ray answers at {address}; start one there with "
+            "`ray start --head`, or use machine.cluster=local for a Ray of our own on this host"
         ) from error
 
 

@@ -60,11 +60,12 @@ class SweepHost:
         lease_id: str,
         sweep_dir: Path,
         view: View,
+        cards: int,
         spent_pico: Callable[[], int] | None = None,
         limit_pico: int | None = None,
     ) -> None:
         self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
-        self._lease_id, self._sweep_dir = lease_id, sweep_dir
+        self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
         self._spent_pico, self._limit_pico = spent_pico, limit_pico
         self._queue = deque(t.trial_id for t in journal.record.unfinished)
         self._held: dict[str, _Held] = {}
@@ -78,8 +79,8 @@ class SweepHost:
 
     def next_attempt(self) -> Attempt | None:
         busy = [h.attempt.spec.cards for h in self._held.values() if not h.ended]
-        free = self._cfg.machine.cards - sum(busy)
-        limit = self._cfg.search.max_concurrent or self._cfg.machine.cards
+        free = self._cards - sum(busy)
+        limit = self._cfg.search.max_concurrent or self._cards
         if self._stop or not self._queue or free < self._cfg.search.cards_per_trial or len(busy) >= limit:
             return None
         trial = self._journal.record.trials[self._queue.popleft()]

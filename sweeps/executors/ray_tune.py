@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,9 @@ class _Running:
 
 
 class RayTuneExecutor:
-    """Ray Tune on a Ray of its own on this host (`local`), or on the running one at `address`."""
+    """Ray Tune on a Ray of its own on this host (`local`) with these cards, or on the one at `address`."""
 
-    def __init__(self, *, cards: int, device: str, logs: Path, address: str = "local") -> None:
+    def __init__(self, *, cards: Sequence[int], device: str, logs: Path, address: str = "local") -> None:
         self._resource = "GPU" if device == "cuda" else CARD
         self._logs = logs
         self._running: dict[str, _Running] = {}
@@ -99,9 +100,10 @@ class RayTuneExecutor:
         if self._owns_ray:
             local: dict[str, Any] = {"include_dashboard": False}
             if device == "cuda":
-                local["num_gpus"] = cards
+                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, cards))
+                local["num_gpus"] = len(cards)
             else:
-                local["resources"] = {CARD: cards}
+                local["resources"] = {CARD: len(cards)}
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
             ray.init(address=address, **quiet, **(local if address == "local" else {}))
 

@@ -62,7 +62,6 @@ def a_sweep(folder: Path, *overrides: str, **host_settings) -> Sweep:
     ledger.attach("lease-1", "smoke-test-1")
     journal.append("driver_started", {"lease_id": "lease-1", "pid": 1}, "driver_started:1")
     journal.catch_up()
-    host = SweepHost(
-        cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=Silent(), **host_settings
-    )
+    settings = {"cards": cfg.machine.cards, "view": Silent(), **host_settings}
+    host = SweepHost(cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, **settings)
     return Sweep(cfg, clock, ledger, journal, host, InProcessExecutor(clock))

@@ -69,7 +69,7 @@ def ray_of_one_card(tmp_path_factory):
     from sweeps.executors.ray_tune import RayTuneExecutor
 
     logs = tmp_path_factory.mktemp("ray")
-    executor = RayTuneExecutor(cards=1, device="cpu", logs=logs)
+    executor = RayTuneExecutor(cards=[0], device="cpu", logs=logs)
     yield executor
     executor.close()
     assert not ray.is_initialized()
