@@ -7,6 +7,7 @@ key-value cache of `kv_cache_gib`. vLLM is loaded when an engine is made, never 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class VllmEngine:
     def __init__(self, spec: RolloutSpec, policy: Policy, version: int) -> None:
         _prepare_environment(spec, policy.device)
         try:
-            from vllm import LLM
+            vllm: Any = importlib.import_module("vllm")
         except ImportError as error:
             raise ConfigurationError(
                 "rollout.engine=vllm, and vllm cannot be imported here: install the extra (`uv pip install "
@@ -40,7 +41,7 @@ class VllmEngine:
         threads = torch.get_num_threads()
         with tempfile.TemporaryDirectory(prefix="vllm-model-") as folder:
             _export(policy, Path(folder))
-            self._llm: Any = LLM(
+            self._llm: Any = vllm.LLM(
                 model=folder,
                 skip_tokenizer_init=True,
                 dtype="bfloat16" if policy.autocast else "float32",
@@ -74,15 +75,14 @@ class VllmEngine:
         gc.collect()
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
-        from vllm import SamplingParams
-
+        parameters: Any = importlib.import_module("vllm").SamplingParams
         check_prompts(prompts, self._spec.max_prompt_tokens)
         completions: list[list[Completion]] = []
         for turn in turns(len(prompts), sampling.n, self._spec.max_batch_completions):
             outputs = self._llm.generate(
                 [{"prompt_token_ids": list(prompts[i])} for i in turn],
                 [
-                    SamplingParams(
+                    parameters(
                         n=sampling.n,
                         temperature=sampling.temperature,
                         max_tokens=sampling.max_tokens,
