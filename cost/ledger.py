@@ -117,23 +117,25 @@ class Ledger(Journal):
             self._store.lock(connection, f"lease {lease_id}")
             state = self._lease(connection, lease_id)
             now = self.now_ns()
-            to_ns = now if at_ns is None else at_ns
-            if to_ns > now:
-                raise LedgerError(f"lease {lease_id} cannot end {to_ns - now} ns in the future")
+            if at_ns is not None and at_ns > now:
+                raise LedgerError(f"lease {lease_id} cannot end {at_ns - now} ns in the future")
             if state.to_ns is not None:
                 if at_ns is None or at_ns == state.to_ns:
                     return
                 raise IntegrityError(f"lease {lease_id} was closed before, at another moment; write a correction")
-            for usage in facts.usages(connection, lease_ids=[lease_id]).values():
-                if usage.to_ns is None or usage.to_ns > to_ns:
+            usages = facts.usages(connection, lease_ids=[lease_id]).values()
+            for usage in usages:
+                if usage.to_ns is None or (at_ns is not None and usage.to_ns > at_ns):
                     raise IntegrityError(
                         f"lease {lease_id} cannot end before what runs on it: trial {usage.key.trial_id} attempt "
                         f"{usage.key.attempt} of sweep {usage.sweep_id} "
                         + ("is still open" if usage.to_ns is None else "ended later")
                     )
-            last = max(state.from_ns, *(a.from_ns for a in facts.attachments(connection, [lease_id])), 0)
-            if to_ns < last:
-                raise IntegrityError(f"lease {lease_id} cannot end at {to_ns} ns: it was in use until {last} ns")
+            begun = max(state.from_ns, *(a.from_ns for a in facts.attachments(connection, [lease_id])), 0)
+            if at_ns is not None and at_ns < begun:
+                raise IntegrityError(f"lease {lease_id} cannot end at {at_ns} ns: a sweep came to it at {begun} ns")
+            # Another driver's clock may be a little ahead: what it has written has happened.
+            to_ns = max(now, begun, *(u.to_ns or 0 for u in usages)) if at_ns is None else at_ns
             self._refuse_frozen(connection, to_ns, f"lease {lease_id} would end")
             for sweep_id in state.sweeps:
                 self._detach(connection, lease_id, sweep_id, to_ns, how)
@@ -303,7 +305,8 @@ class Ledger(Journal):
                 raise IntegrityError(f"{key} ended before as {known.outcome}, and now as {outcome}")
             begun = connection.execute(select(schema.usage.c.from_ns).where(schema.usage.c.usage_id == usage_id))
             from_ns = begun.scalar_one()
-            to_ns = self.now_ns() if at_ns is None else at_ns
+            # The driver that started it may have a clock that is a little ahead.
+            to_ns = max(self.now_ns(), from_ns) if at_ns is None else at_ns
             if to_ns < from_ns:
                 raise IntegrityError(f"{key} cannot end {from_ns - to_ns} ns before it starts")
             self._refuse_frozen(connection, to_ns, f"{key} would end")

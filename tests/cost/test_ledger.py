@@ -191,6 +191,22 @@ def test_negative_durations_are_refused_when_they_are_written(leased):
         leased.add_phases(KEY, 1, {"thinking": 1})
 
 
+def test_two_drivers_whose_clocks_differ_a_little_close_their_books(place, clock, make_lease):
+    ahead = FakeClock(utc=clock.utc + 5_000_000)
+    with Ledger.open(place, clock) as behind, Ledger.open(place, ahead) as other:
+        behind.open_lease(make_lease())
+        behind.attach("L1", "s1")
+        other.attach("L1", "s2")
+        other.start_usage(KEY, "s2", Decimal(1), {})
+        behind.end_usage(KEY, "CANCELLED")
+        other.start_usage(UsageKey("L1", "t2", 1), "s2", Decimal(1), {})
+        other.end_usage(UsageKey("L1", "t2", 1), "COMPLETED")
+        other.detach("L1", "s2", "done")
+        assert behind.detach("L1", "s1", "done")
+        assert behind.lease_state("L1").to_ns == ahead.utc
+        assert [u.to_ns for u in behind.usages()] == [ahead.utc, ahead.utc]
+
+
 def test_the_same_trial_in_two_sweeps_on_one_lease_is_two_usages(leased, clock):
     leased.attach("L1", "s2")
     for sweep in ("s1", "s2"):
