@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,7 +133,7 @@ def _status_row(record: SweepRecord) -> dict[str, Any]:
         "simulated": record.simulated,
         "trials": {str(s): n for s in TrialState if (n := states.count(s))},
         "state": record.ended or "running or lost",
-        "gate": None if record.gate is None else "open" if record.gate["open"] else "closed",
+        "gate": None if record.gate is None else _gate_word(record.gate),
         "details": [_trial_row(t) for t in record.trials.values()],
     }
 
@@ -167,8 +168,11 @@ def _told(kind: str, body: Any) -> str:
             return f"{who} started" + (f" from step {body['from_step']}" if body["from_step"] else "")
         case "message":
             message = body["message"]
+            word = {"started": "ready after", "step": "did", "eval": "evaluated after"}.get(
+                message["kind"], message["kind"]
+            )
             step = f" step {message['step']}" if "step" in message else ""
-            return f"{who} {message['kind']}{step}" + (" (done again)" if message.get("replay") else "")
+            return f"{who} {word}{step}" + (" again" if message.get("replay") else "")
         case "command":
             return f"{who} told: {json.dumps(body['command'])}"
         case "attempt_ended":
@@ -176,13 +180,17 @@ def _told(kind: str, body: Any) -> str:
         case "released":
             return f"{who} cards are back" if body["released"] else f"{who} CARDS OR PROCESSES STILL HELD"
         case "gate":
-            return f"{body['gate']} gate {'open' if body['open'] else 'closed'}"
+            return f"{body['gate']} gate {_gate_word(body)}" + (f": {body['forced']}" if body["forced"] else "")
         case "warning":
             return f"warning: {body['text']}"
         case "driver_ended":
             return f"driver ended: {body['how']}"
         case _:
             return kind
+
+
+def _gate_word(gate: Mapping[str, Any]) -> str:
+    return "closed" if not gate["open"] else "open" if gate["healthy"] else "open by force"
 
 
 def _utc(at_ns: int) -> str:

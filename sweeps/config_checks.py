@@ -290,7 +290,7 @@ def _money_etc(config: SweepConfig) -> Iterator[str]:
                 yield f"budget.sweep_limit={limit} should be above 0, or null for no limit"
         except MoneyError as error:
             yield f"budget.sweep_limit={limit}: {error}"
-    yield from _above_zero(config, "gate.ratio_tolerance")
+    yield from _above_zero(config, "gate.ratio_tolerance", "gate.max_logp_diff")
     database, uri = config.storage.database_url, config.tracking.uri
     if database is not None and not re.match(r"(sqlite|postgresql)(\+\w+)?://", database):
         yield "storage.database_url should begin with sqlite:/// or postgresql+psycopg://, or be null for SQLite"

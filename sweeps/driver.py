@@ -30,7 +30,7 @@ from sweeps.executors import Executor
 from sweeps.gates import Verdict, metric_gate
 from sweeps.host import SweepHost
 from sweeps.journal import Journal, SweepRecord, TrialState
-from sweeps.machine import Pricing, find_price, hold_machine, money_text, spending_limit
+from sweeps.machine import Pricing, find_price, hold_machine, money_text, ray_address, spending_limit
 from sweeps.opening import check_can_run, database, earlier_sweeps, only_driver, open_sweep
 from sweeps.plan import make_plan
 from sweeps.report import terminal
@@ -124,6 +124,7 @@ def _run_sweep(
             try:
                 with _termination_as_interrupt():
                     executor = make_executor(cfg, sweep_dir, clock, cards)
+                with _termination_as_interrupt():  # again: starting Ray put a handler of its own in its place
                     executor.run(host)
                 how = "budget" if host.stopped else "done"
             except KeyboardInterrupt:
@@ -154,14 +155,9 @@ def _run_sweep(
 
 def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
     """The cards that trials may use: this host's free ones. Simulated ones and a cluster's are not locked."""
-    if cfg.trainer.name == "simulated" or _ray_address(cfg) != "local":
+    if cfg.trainer.name == "simulated" or ray_address(cfg) != "local":
         return nullcontext(tuple(range(cfg.machine.cards)))
     return hold_cards(cfg.machine, cfg.search.cards_per_trial)
-
-
-def _ray_address(cfg: SweepConfig) -> str:
-    cluster = cfg.machine.cluster
-    return os.environ.get("RAY_ADDRESS", "local") if cluster == "auto" else cluster
 
 
 def make_executor(
@@ -178,7 +174,7 @@ def make_executor(
         return InProcessExecutor(clock)
     from sweeps.executors.ray_tune import RayTuneExecutor
 
-    address = _ray_address(cfg)
+    address = ray_address(cfg)
     try:
         return RayTuneExecutor(cards=cards, device=cfg.machine.device, logs=sweep_dir / "ray", address=address)
     except ConnectionError as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rl.spec import Mean, StepReport
+from rl.tasks.evaluation import paired_difference
 from sweeps.config_types import GateConfig
 from sweeps.journal import SweepRecord, TrialRecord, TrialState
 
@@ -46,7 +47,9 @@ def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> Verdict:
     checks = (
         _all_steps_done(record, steps),
         _ratio_on_first_update(record, cfg.ratio_tolerance),
+        _sampler_agrees(record, cfg.max_logp_diff),
         _finite(record),
+        _accuracy_held(record),
         _cards_released(record),
     )
     return Verdict("metric", checks, record.simulated, cfg.force)
@@ -64,7 +67,7 @@ def _all_steps_done(record: SweepRecord, steps: int) -> Check:
 
 
 def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> Check:
-    """On the first update of a rollout the policy is still the one that sampled: pi/pi_old has to be 1."""
+    """On the first update of a rollout nothing has moved yet: pi/pi_old has to be 1."""
     worst: tuple[float, str] | None = None
     for trial, step in _steps(record):
         first = step.curves.updates[0].ratio.value if step.curves.updates else None
@@ -78,12 +81,45 @@ def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> Check:
     return Check("ratio 1 on the first update", worst[0] <= tolerance, where)
 
 
+def _sampler_agrees(record: SweepRecord, limit: float) -> Check:
+    """What sampled and what is trained are the same policy up to rounding; stale weights differ by far more."""
+    worst: tuple[float, str] | None = None
+    for trial, step in _steps(record):
+        value = step.curves.logp_diff.value
+        if value is not None and step.staleness == 0:
+            distance = value if math.isfinite(value) else math.inf
+            if worst is None or distance > worst[0]:
+                worst = (distance, f"{trial.trial_id} step {step.step}")
+    if worst is None:
+        return Check("sampler agrees with learner", None, "no step had fresh rollouts")
+    where = f"largest mean |log pi_old - log pi_sample| {worst[0]:.2g} ({worst[1]}), allowed {limit:g}"
+    return Check("sampler agrees with learner", worst[0] <= limit, where)
+
+
+def _accuracy_held(record: SweepRecord) -> Check:
+    """At least one trial did not lose accuracy: its paired difference by question does not lie below 0 (95 %)."""
+    judged, fell = 0, []
+    for trial in record.trials.values():
+        if len(trial.evaluations) < 2:
+            continue
+        judged += 1
+        before, after = trial.evaluations[min(trial.evaluations)], trial.evaluations[max(trial.evaluations)]
+        change = paired_difference(before.results, after.results)
+        if change.high < 0:
+            fell.append(f"{trial.trial_id} by {-change.value:.2f}")
+    if not judged:
+        return Check("accuracy held", None, "no trial was evaluated before and after")
+    if not fell:
+        return Check("accuracy held", True, f"no trial lost accuracy, of {judged}")
+    return Check("accuracy held", len(fell) < judged, f"fell in {len(fell)} of {judged} trials: " + ", ".join(fell))
+
+
 def _finite(record: SweepRecord) -> Check:
     judged = 0
     for trial, step in _steps(record):
         judged += 1
-        if bad := [name for name, value in _numbers(step) if not math.isfinite(value)]:
-            return Check("finite numbers", False, f"{', '.join(bad)} of {trial.trial_id} at step {step.step}")
+        if bad := {name for name, value in _numbers(step) if not math.isfinite(value)}:
+            return Check("finite numbers", False, f"{', '.join(sorted(bad))} of {trial.trial_id} at step {step.step}")
     if not judged:
         return Check("finite numbers", None, "no step was reported")
     return Check("finite numbers", True, f"every curve of {judged} steps")
@@ -109,11 +145,15 @@ def _numbers(step: StepReport) -> Iterator[tuple[str, float]]:
         "acc": curves.acc,
         "response_length": curves.response_length,
         "logp_diff": curves.logp_diff,
+        "sampler_ratio": curves.sampler_ratio,
+        "mismatch_kl": curves.mismatch_kl,
+        **curves.rewards,
     }
-    for update in curves.updates:
-        means |= {"ratio": update.ratio, "kl": update.kl, "entropy": update.entropy, "approx_kl": update.approx_kl}
+    for index, update in enumerate(curves.updates):
         yield "grad_norm", update.grad_norm
         yield "loss", update.loss
-        for name, mean in means.items():
-            if mean is not None and mean.value is not None:
-                yield name, mean.value
+        for name in ("ratio", "kl", "entropy", "approx_kl", "clip_frac"):
+            means[f"{name} of update {index}"] = getattr(update, name)
+    for name, mean in means.items():
+        if mean is not None and mean.value is not None:
+            yield name, mean.value

@@ -35,6 +35,10 @@ class View(Protocol):
         """Something was said by, or happened to, this trial."""
         ...
 
+    def warn(self, text: str) -> None:
+        """Something a person should know now."""
+        ...
+
     def tick(self) -> None:
         """Time has passed."""
         ...
@@ -193,6 +197,7 @@ class SweepHost:
             self.on_released(held.attempt, True)
 
     def warn(self, text: str) -> None:
+        self._view.warn(text)
         body = {"text": text}
         self._journal.append("warning", body, f"warning:{self._ledger.now_ns()}:{next(self._command_numbers)}")
 

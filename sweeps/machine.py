@@ -53,7 +53,7 @@ def find_price(cfg: SweepConfig) -> Pricing:
         row = book.in_force(
             machine.sku,
             SystemClock().utc_ns(),
-            purchase=None if machine.purchase == "owned" else machine.purchase,
+            purchase=machine.purchase,
             region=machine.region or None,
         )
         return Pricing(book, rules, row, hourly(row, machine.cards, Decimal(str(machine.watts))))
@@ -113,3 +113,9 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
             lease_id = state.lease.lease_id
         ledger.attach(lease_id, sweep_id)
     return lease_id
+
+
+def ray_address(cfg: SweepConfig) -> str:
+    """Where the Ray is that runs the trials; `local`: one of our own on this host."""
+    cluster = cfg.machine.cluster
+    return os.environ.get("RAY_ADDRESS", "local") if cluster == "auto" else cluster

@@ -13,11 +13,12 @@ from typing import Any
 from rich.console import Console
 
 from cost.ledger import Ledger
-from cost.records import StoreError
+from cost.records import NoLedgerError, StoreError
 from rl.spec import ConfigurationError
 from sweeps.config import ConfigError, canonical
 from sweeps.config_types import SweepConfig
 from sweeps.journal import Journal, SweepRecord, load, sweep_ids
+from sweeps.machine import ray_address
 from sweeps.plan import Plan
 
 
@@ -33,6 +34,8 @@ def earlier_sweeps(cfg: SweepConfig, root: Path) -> list[SweepRecord]:
     try:
         with Ledger.open(place, create=False, read_only=True) as ledger:
             return [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
+    except NoLedgerError:
+        return []
     except StoreError as error:
         raise ConfigError(str(error)) from error
 
@@ -55,7 +58,7 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console) -> None:
     if cfg.machine.device == "cuda":
         import torch
 
-        if torch.cuda.device_count() < cfg.machine.cards and cfg.machine.cluster == "local":
+        if torch.cuda.device_count() < cfg.machine.cards and ray_address(cfg) == "local":
             raise ConfigError(
                 f"machine={cfg.machine.name} has {cfg.machine.cards} x {cfg.machine.card_name}, and this host shows "
                 f"{torch.cuda.device_count()} CUDA devices: run this on that machine, or choose another with machine="

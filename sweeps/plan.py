@@ -23,6 +23,7 @@ from sweeps.config_types import SweepConfig
 _WITHOUT_EFFECT_ON_RESULT = ("trial_id", "attempt", "cards", "checkpoint_dir", "cache_dir")
 _TRAINER_WITHOUT_EFFECT_ON_RESULT = (
     "micro_batch_tokens",
+    "packing",
     "gradient_checkpointing",
     "logprob_chunk_tokens",
     "threads",

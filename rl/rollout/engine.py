@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -74,7 +75,9 @@ class RolloutEngine(Protocol):
 
 
 def create_engine(spec: RolloutSpec, policy: Policy, version: int) -> RolloutEngine:
-    """The engine that `spec.engine` names, loaded with the policy's weights. `auto`: vllm on CUDA, else transformers.
+    """The engine that `spec.engine` names, loaded with the policy's weights.
+
+    `auto` is vllm on CUDA where it is installed, transformers otherwise.
 
     Raises:
         ConfigurationError: settings that the learner cannot model, or an engine that is not installed.
@@ -82,7 +85,7 @@ def create_engine(spec: RolloutSpec, policy: Policy, version: int) -> RolloutEng
     check_sampling(spec)
     name = spec.engine
     if name == "auto":
-        name = "vllm" if policy.device.type == "cuda" else "transformers"
+        name = "vllm" if policy.device.type == "cuda" and importlib.util.find_spec("vllm") else "transformers"
     if name == "vllm":
         from rl.rollout.vllm_engine import VllmEngine
 

@@ -14,7 +14,7 @@ from cost.report import Report
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime, sweep_seconds
 from sweeps.gates import Verdict
-from sweeps.journal import SweepRecord
+from sweeps.journal import SweepRecord, TrialState
 from sweeps.machine import Pricing, money_text
 from sweeps.plan import Plan
 from sweeps.report import terminal
@@ -77,15 +77,30 @@ def print_end(
         )
     uri = cfg.tracking.uri or f"sqlite:///{root / 'mlflow.db'}"
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
-    if how == "interrupted":
+    for trial in record.trials.values():
+        if trial.state is TrialState.FAILED:
+            console.print(
+                Text(f"Failed:   {trial.trial_id}: {trial.attempts[-1].message}", style="red"), soft_wrap=True
+            )
+    if how == "budget":
+        again = [t for t in typed if not t.startswith("budget.")]
+        command = " ".join(["python sweep.py", *map(shlex.quote, again), "'budget.sweep_limit=AMOUNT CURRENCY'"])
+        console.print(
+            Text(f"The limit {cfg.budget.sweep_limit} is spent. Go on with a higher one:  {command}"), soft_wrap=True
+        )
+    elif how == "interrupted":
         console.print(Text(f"Resume:   {' '.join(['python sweep.py', *map(shlex.quote, typed)])}"), soft_wrap=True)
     elif verdict and verdict.open and cfg.stage.next_stage:
         console.print(Text(f"Next:     {next_command(cfg.stage.next_stage, typed)}"), soft_wrap=True)
 
 
+_OF_ONE_STAGE = ("+stage=", "stage.", "search.", "resume=", "dry_run=", "gate.", "trainer.simulated.")
+"""Overrides that say something of one stage only: the next one decides for itself."""
+
+
 def next_command(stage: str, typed: Sequence[str]) -> str:
     """The command for the next stage: what was typed for this one, less what belongs to its stage alone."""
-    kept = [t for t in typed if not t.startswith(("+stage=", "stage.", "search.", "resume=", "dry_run="))]
+    kept = [t for t in typed if not t.startswith(_OF_ONE_STAGE)]
     return " ".join(["python sweep.py", f"+stage={stage}", *map(shlex.quote, kept)])
 
 

@@ -130,6 +130,9 @@ class LiveView:
             self._console.print(Text(self._line(trial, message)), soft_wrap=True)
         self.tick()
 
+    def warn(self, text: str) -> None:
+        self._console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+
     def tick(self) -> None:
         now = time.monotonic()
         if self._live and now - self._drawn_at >= REDRAW_SECONDS:
@@ -264,7 +267,7 @@ def _interval(report: EvalReport | None) -> str:
 def print_gate(console: Console, verdict: Verdict) -> None:
     word = "open" if verdict.healthy else f"closed, passed by force: {verdict.forced}" if verdict.open else "closed"
     style = "green" if verdict.healthy else "yellow" if verdict.open else "red"
-    suffix = " (simulated: it opens simulated stages only)" if verdict.simulated else ""
+    suffix = " (simulated: it says nothing of a real run)" if verdict.simulated else ""
     console.print(Text.assemble(("Metric gate: ", "bold"), (word, style), suffix))
     for check in verdict.checks:
         mark, style = {True: ("ok  ", "green"), False: ("NO  ", "red"), None: ("--  ", "dim")}[check.ok]

@@ -23,6 +23,9 @@ class Silent:
     def changed(self, trial: TrialRecord, message: Event | None) -> None:
         pass
 
+    def warn(self, text: str) -> None:
+        pass
+
     def tick(self) -> None:
         pass
 

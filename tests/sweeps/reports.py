@@ -52,6 +52,7 @@ def a_step(
     reward: float = 0.5,
     wall_ns: int = 10 * SECOND_NS,
     staleness: int = 0,
+    logp_diff: float = 0.003,
     replay: bool = False,
 ) -> StepReport:
     updates = (
@@ -78,7 +79,7 @@ def a_step(
             zero_std=Mean(0, 2),
             updates=updates,
             sampler_ratio=Mean(320, 320),
-            logp_diff=Mean(1.0, 320),
+            logp_diff=Mean(logp_diff * 320, 320),
             logp_diff_max=0.1,
             mismatch_kl=Mean(0.01, 320),
         ),

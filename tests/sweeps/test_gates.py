@@ -10,7 +10,7 @@ from sweeps.config_types import GateConfig
 from sweeps.gates import Verdict, metric_gate
 from sweeps.journal import AttemptRecord, SweepRecord, TrialRecord
 from sweeps.plan import PlannedTrial
-from tests.sweeps.reports import a_step
+from tests.sweeps.reports import a_step, an_evaluation
 
 STEPS = 5
 
@@ -19,11 +19,12 @@ def a_record(outcome: str = "completed", **step_settings) -> SweepRecord:
     planned = PlannedTrial("trial0", 2, 8, 0, 1e-5, "hold", ("hold",), adaptive_lr=False)
     trial = TrialRecord(planned, attempts=[AttemptRecord(1, "lease", 0, 0, outcome)])
     trial.steps = {n: a_step(n, **step_settings) for n in range(1, STEPS + 1)}
+    trial.evaluations = {0: an_evaluation(0, correct=20), STEPS: an_evaluation(STEPS, correct=30)}
     return SweepRecord("smoke-1", stage="smoke", trials={"trial0": trial})
 
 
 def judge(record: SweepRecord, *, force: str = "") -> Verdict:
-    return metric_gate(record, STEPS, GateConfig(ratio_tolerance=0.01, force=force))
+    return metric_gate(record, STEPS, GateConfig(ratio_tolerance=0.01, max_logp_diff=0.2, force=force))
 
 
 def closing(verdict: Verdict) -> list[str]:
@@ -66,6 +67,27 @@ def test_a_number_that_is_not_finite_closes_it_and_is_named(bad: dict):
     assert "finite numbers" in closing(verdict)
     reason = next(c.reason for c in verdict.checks if c.name == "finite numbers")
     assert next(iter(bad)) in reason
+
+
+def test_a_sampler_with_stale_weights_closes_it():
+    assert closing(judge(a_record(logp_diff=0.47))) == ["sampler agrees with learner"]
+    assert judge(a_record(logp_diff=0.04)).open
+
+
+def test_accuracy_that_fell_in_every_trial_closes_it_and_in_one_of_two_is_only_named():
+    record = a_record()
+    record.trials["trial0"].evaluations[STEPS] = an_evaluation(STEPS, correct=2)
+    assert closing(judge(record)) == ["accuracy held"]
+    record.trials["trial1"] = a_record().trials["trial0"]
+    verdict = judge(record)
+    assert verdict.open
+    assert "trial0 by 0.28" in next(c.reason for c in verdict.checks if c.name == "accuracy held")
+
+
+def test_accuracy_that_fell_within_the_noise_of_the_evaluation_closes_nothing():
+    record = a_record()
+    record.trials["trial0"].evaluations[STEPS] = an_evaluation(STEPS, correct=19)
+    assert judge(record).open
 
 
 def test_cards_still_held_close_it():
