@@ -11,8 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from math import floor
+from pathlib import Path
 
 from sqlalchemy import Connection, select
 
@@ -81,7 +83,7 @@ def attribute(
     Raises:
         PriceError: a price or a billing rule is missing that the lease had when it was opened.
     """
-    rules = load_rules(book.folder) if rules is None else rules
+    rules = rules_of(book) if rules is None else rules
     with ledger.read() as connection:
         everything = _read(connection, sweep_id, as_of_ns)
         lines = _corrections(connection, everything, as_of_ns)
@@ -94,6 +96,21 @@ def attribute(
         segments = cut(lease_charge(one.state, prices, rules, now_ns), cuts, _rates(one.state.lease, rows))
         found += _lines(one, segments, rows, allocate(one, segments))
     return Lines((*found, *lines), usages, tuple(one.state for one in everything))
+
+
+def rules_of(book: PriceBook) -> tuple[BillingRule, ...]:
+    """The billing rules beside a price book. A live table asks for them every second: they are read once per change.
+
+    Raises:
+        PriceError: they cannot be read.
+    """
+    file = Path(book.folder) / "billing.yaml"
+    return _rules_of(book.folder, file.stat().st_mtime_ns if file.exists() else 0)
+
+
+@lru_cache(maxsize=8)
+def _rules_of(folder: str, _changed_ns: int) -> tuple[BillingRule, ...]:
+    return load_rules(folder)
 
 
 def price_series(lease: Lease, book: PriceBook) -> tuple[PriceRow, ...]:

@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 from cost import schema
 from cost.allocation import CATEGORIES
-from cost.attribution import Lines, attribute, lease_charge, price_series
-from cost.billing import BillingRule, load_rules, total
+from cost.attribution import Lines, attribute, lease_charge, price_series, rules_of
+from cost.billing import BillingRule, total
 from cost.clock import NS_PER_SECOND
 from cost.closing import closed_months, month_totals
 from cost.ledger import SILENT_NS, Ledger
@@ -45,7 +45,7 @@ def run_checks(
     ledger: Ledger, book: PriceBook, now_ns: int, *, rules: Sequence[BillingRule] | None = None
 ) -> list[Finding]:
     """Every check, in order of name. Where a price is missing, only `priced` is run: the others need it."""
-    rules = load_rules(book.folder) if rules is None else rules
+    rules = rules_of(book) if rules is None else rules
     found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns)]
     if any("UNPRICED" not in finding.what for finding in found):
         return found

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from cost.attribution import lease_charge, price_series
-from cost.billing import BillingRule, load_rules, total
+from cost.attribution import lease_charge, price_series, rules_of
+from cost.billing import BillingRule, total
 from cost.ledger import SILENT_NS, Ledger
 from cost.money import Money, rounded
 from cost.output import UNPRICED, utc_text
@@ -61,7 +61,7 @@ def machines(
     Raises:
         PriceError: a price or a billing rule is missing that a lease was opened with.
     """
-    rules = load_rules(book.folder) if rules is None else rules
+    rules = rules_of(book) if rules is None else rules
     busy, last_end = set(), dict[str, int]()
     for usage in ledger.usages():
         lease_id = usage.key.lease_id
