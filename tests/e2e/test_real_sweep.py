@@ -96,3 +96,16 @@ def test_a_driver_killed_with_nine_loses_no_trial_and_the_next_one_goes_on(tmp_p
     assert "lost" in story
     assert "started from step" in story
     assert module(tmp_path, "cost", "check").returncode == 0
+
+
+def test_a_sweep_that_is_told_to_terminate_ends_as_with_ctrl_c(tmp_path, cache):
+    process = start(tmp_path, cache, "search.prompts_per_step=[2]")
+    read_until(process, "step   1/6")
+    started = family(process)
+    process.terminate()
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    assert "Resume:" in told
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert module(tmp_path, "cost", "check").returncode == 0
