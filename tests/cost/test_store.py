@@ -133,6 +133,21 @@ def test_a_ledger_of_a_newer_version_is_left_alone(file):
     assert content(file) == before
 
 
+def test_a_ledger_of_an_older_version_is_copied_before_it_is_brought_up_to_date(file, monkeypatch):
+    with Ledger.open(file) as ledger:
+        ledger.append_event("s", "e", {}, "k")
+    monkeypatch.setattr("cost.schema.HEAD", "0002")
+    with pytest.raises(StoreError, match="older version"):
+        Ledger.open(file, read_only=True)
+    assert backups_of(file) == []
+    Ledger.open(file).close()
+    (saved,) = backups_of(file)
+    assert saved.name == "ledger.0001.bak"
+    monkeypatch.undo()
+    with Ledger.open(saved, read_only=True) as old:
+        assert [e.key for e in old.events("s")] == ["k"]
+
+
 def test_a_disk_that_fills_up_leaves_the_books_as_they_were(file, make_lease):
     ledger = Ledger.open(file)
     ledger.open_lease(make_lease())
