@@ -110,7 +110,16 @@ def _weights(facts: LeaseFacts, spans: Sequence[tuple[int, int]]) -> tuple[list[
     if not spans:
         return [], 0
     last = max(to_ns for _, to_ns in spans)
-    idle_of = [_Idle(a, facts.usages, last) for a in facts.attachments]
+    of_sweep: dict[str, list[Usage]] = defaultdict(list)
+    for one in facts.usages:
+        of_sweep[one.usage.sweep_id].append(one.usage)
+    idle_begins: dict[int, list[_Idle]] = defaultdict(list)
+    idle_ends: dict[int, list[_Idle]] = defaultdict(list)
+    for attachment in facts.attachments:
+        idle = _Idle(attachment, of_sweep[attachment.sweep_id], last)
+        if idle.to_ns > idle.from_ns:
+            idle_begins[idle.from_ns].append(idle)
+            idle_ends[idle.to_ns].append(idle)
     begins: dict[int, list[UsageFacts]] = defaultdict(list)
     ends: dict[int, list[UsageFacts]] = defaultdict(list)
     edges = {edge for span in spans for edge in span}
@@ -119,19 +128,21 @@ def _weights(facts: LeaseFacts, spans: Sequence[tuple[int, int]]) -> tuple[list[
         if to_ns > one.usage.from_ns:
             begins[one.usage.from_ns].append(one)
             ends[to_ns].append(one)
-    edges.update(begins, ends)
-    for idle in idle_of:
-        edges.update((idle.from_ns, idle.to_ns))
+    edges.update(begins, ends, idle_begins, idle_ends)
     ordered = sorted(edges)
     capacity = facts.state.lease.cards * MICRO_PER_CARD
     found: list[dict[_Key, int]] = [defaultdict(int) for _ in spans]
     active: dict[int, int] = {}
+    attached: list[_Idle] = []
     position, oversubscribed = 0, 0
     for start, stop in pairwise(ordered):
         for one in ends.get(start, ()):
             active.pop(one.number, None)
         for one in begins.get(start, ()):
             active[one.number] = int(one.usage.cards * MICRO_PER_CARD)
+        for idle in idle_ends.get(start, ()):
+            attached.remove(idle)
+        attached += idle_begins.get(start, ())
         while position < len(spans) and spans[position][1] <= start:
             position += 1
         if position == len(spans):
@@ -150,7 +161,6 @@ def _weights(facts: LeaseFacts, spans: Sequence[tuple[int, int]]) -> tuple[list[
             weight_of[number, "", ""] += cards * length
         if claimed < capacity:
             unheld = (capacity - claimed) * length
-            attached = [idle for idle in idle_of if idle.from_ns <= start < idle.to_ns]
             if not attached:
                 weight_of[0, "", "unassigned"] += unheld
             else:
@@ -162,15 +172,12 @@ def _weights(facts: LeaseFacts, spans: Sequence[tuple[int, int]]) -> tuple[list[
 class _Idle:
     """What a sweep's unheld time is called: startup before its first usage, teardown after its last, else idle."""
 
-    def __init__(self, attachment: Attachment, usages: Iterable[UsageFacts], last_ns: int) -> None:
+    def __init__(self, attachment: Attachment, usages: Iterable[Usage], last_ns: int) -> None:
+        """`usages`: those of the attachment's sweep. `last_ns`: the end of what is charged."""
         self.sweep_id = attachment.sweep_id
         self.from_ns = attachment.from_ns
         self.to_ns = last_ns if attachment.to_ns is None else attachment.to_ns
-        mine = [
-            u.usage
-            for u in usages
-            if u.usage.sweep_id == self.sweep_id and self.from_ns <= u.usage.from_ns < self.to_ns
-        ]
+        mine = [u for u in usages if self.from_ns <= u.from_ns < self.to_ns]
         self._first = min((u.from_ns for u in mine), default=self.to_ns)
         over = attachment.to_ns is not None and all(u.to_ns is not None for u in mine)
         self._done = max((u.to_ns or 0 for u in mine), default=self.to_ns) if over else self.to_ns
