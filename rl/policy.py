@@ -112,12 +112,12 @@ class Policy:
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights by the names of the model's architecture, adapters merged in; a tied head is left out."""
+        """All weights by the names of the model's architecture, adapters merged in; a tied head is there as well."""
         adapted = hasattr(self.model, "get_base_model")
         network: Any = self.model.get_base_model() if adapted else self.model  # type: ignore[operator]
         modules = dict(network.named_modules())
         for name, weight in network.state_dict().items():
-            if ".lora_" in name or (name == "lm_head.weight" and _is_tied(network)):
+            if ".lora_" in name:
                 continue
             owner, _, leaf = name.rpartition(".")
             if owner.endswith(".base_layer"):

@@ -65,6 +65,7 @@ class VllmEngine:
 
     def sync(self, policy: Policy, version: int) -> None:
         check_version(self._version, version)
+        # A tied head is handed over too: on a CPU the engine keeps a repacked copy of it, which would stay stale.
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(policy.weights())})
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vllm did not drop its prefix cache after a weight sync; completions would be stale")
@@ -128,7 +129,9 @@ def _export(policy: Policy, folder: Path) -> None:
     from safetensors.torch import save_file
 
     dtype = torch.bfloat16 if policy.autocast else torch.float32
-    weights = {name: weight.to(dtype).cpu().contiguous() for name, weight in policy.weights()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config: Any = policy.model.config
+    weights = {name: weight.to(dtype).cpu().contiguous() for name, weight in policy.weights()}
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)

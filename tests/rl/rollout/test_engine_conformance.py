@@ -22,7 +22,7 @@ LONGEST = 300
 SPEC = RolloutSpec(max_prompt_tokens=LONGEST, max_completion_tokens=12, max_batch_completions=8)
 
 # The largest mean and single difference between an engine's log-probabilities and the learner's, both fp32.
-BOUNDS = {"transformers": (1e-5, 1e-4), "vllm": (1e-4, 2e-3)}
+BOUNDS = {"transformers": (1e-5, 1e-4), "vllm": (2e-5, 5e-4)}
 
 
 @dataclasses.dataclass
@@ -165,7 +165,7 @@ def test_weights_change_with_a_sync_and_not_before(bench: Bench) -> None:
             torch.manual_seed(i)
             parameter.add_(0.05 * torch.randn_like(parameter))
     without = differences(bench.policy, prompts, bench.engine.generate(prompts, sampling()), 1.0)
-    assert without.abs().mean() > 100 * mean
+    assert without.abs().mean() > 1000 * mean
     bench.sync()
     after = differences(bench.policy, prompts, bench.engine.generate(prompts, sampling()), 1.0)
     assert after.abs().mean() < mean
