@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from cost.backup import daily_backup
 from cost.clock import FakeClock, SystemClock
 from cost.ledger import Ledger
 from cost.money import Money
@@ -147,6 +148,8 @@ def _run_sweep(
             journal.catch_up()
             report = _report(ledger, pricing, record.sweep_id)
             write_csv(report, sweep_dir / "cost.csv")
+            if isinstance(place := database(cfg, Path(cfg.paths.root)), Path):
+                daily_backup(place, ledger.now_ns())
             drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
             shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
     print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed)

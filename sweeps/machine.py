@@ -108,6 +108,7 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
                 tags={"simulated": "true"} if simulated else {},
             )
             ledger.open_lease(lease)
+            ledger.remember_prices([pricing.row] if pricing.row else [])
             lease_id = lease.lease_id
         else:
             lease_id = state.lease.lease_id

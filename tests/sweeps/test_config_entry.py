@@ -15,7 +15,7 @@ HEAVY = ("torch", "ray", "mlflow", "transformers", "reasoning_gym")
 # Runs sweep.py with a driver that answers with what it was given, and says at the end which heavy modules were loaded.
 DRIVER = f"""
 import atexit, runpy, sys, types
-def run(cfg):
+def run(cfg, typed):
     print("DRIVER", cfg.stage.name, cfg.machine.name, cfg.paths.root)
     return 3
 if "with-a-driver" in sys.argv:
