@@ -148,8 +148,7 @@ def _run_sweep(
             journal.catch_up()
             report = _report(ledger, pricing, record.sweep_id)
             write_csv(report, sweep_dir / "cost.csv")
-            if isinstance(place := database(cfg, Path(cfg.paths.root)), Path):
-                daily_backup(place, ledger.now_ns())
+            _back_up(database(cfg, Path(cfg.paths.root)), ledger, console)
             drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
             shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
     print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed)
@@ -208,6 +207,16 @@ def _tracker(cfg: SweepConfig, console: Console, sweep_id: str) -> Tracker:
         sweep_id=sweep_id,
         warn=lambda text: console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True),
     )
+
+
+def _back_up(place: str | Path, ledger: Ledger, console: Console) -> None:
+    """A copy of the day beside a local ledger. A server's is its keeper's business."""
+    if not isinstance(place, Path):
+        return
+    try:
+        daily_backup(place, ledger.now_ns())
+    except StoreError as error:
+        console.print(Text(f"warning: no copy of the ledger was made: {error}", style="yellow"), soft_wrap=True)
 
 
 def _report(ledger: Ledger, pricing: Pricing, sweep_id: str) -> Report:
