@@ -14,7 +14,8 @@ from pathlib import Path
 
 from sweeps.config_types import ConfigError, MachineConfig
 
-FOLDER = Path(tempfile.gettempdir()) / "grpo-ladder-cards"
+FOLDER = Path(os.environ.get("GRPO_LADDER_LOCKS") or Path(tempfile.gettempdir()) / "grpo-ladder-cards")
+"""One place for all sweeps of this host. Whoever sets the variable says that no other sweep uses these cards."""
 
 
 @contextmanager

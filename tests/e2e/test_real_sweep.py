@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.test_sweep_command import ROOT, module
+from tests.e2e.test_sweep_command import ROOT, environment, module
 
 SMALL = ["+stage=smoke", "model=tiny", "stage.steps=6", "trainer.checkpoint_every_steps=2", "task.eval_questions=16"]
 
@@ -27,6 +27,7 @@ def start(folder: Path, cache: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-u", str(ROOT / "sweep.py"), *SMALL, f"paths.cache={cache}", *more],
         cwd=folder,
+        env=environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -15,12 +15,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """A user's, with card locks apart from those of a sweep that may be running on this machine."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "RAY_"))}
+    return kept | {"GRPO_LADDER_LOCKS": str(folder.parent / f"{folder.name}-locks")}
+
+
 def sweep(folder: Path, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "RAY_"))}
     return subprocess.run(
         [sys.executable, str(ROOT / "sweep.py"), *arguments],
         cwd=folder,
-        env=environment,
+        env=environment(folder),
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -29,11 +34,10 @@ def sweep(folder: Path, *arguments: str, timeout: float = 240) -> subprocess.Com
 
 
 def module(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder,
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
