@@ -28,6 +28,9 @@ from rl.rollout.engine import Completion
 from rl.schedule import lr_factor
 from rl.spec import AlgorithmSpec, TrainerSpec, TrialError, UpdateCurves
 
+_OPTIMIZER = "optimizer-"
+"""What the parts of the optimiser's state begin with."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -128,22 +131,26 @@ class Learner:
             trained=tuple(n > 0 for n in tokens),
         )
 
-    def state(self) -> dict[str, Tensor]:
-        """The optimiser's moments and step counts by the names of the parameters they belong to."""
-        tensors = {}
-        for name, parameter in self.policy.parameters():
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"{key}/{name}"] = value
-        return tensors
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """The optimiser's moments and step counts by the names of the parameters they belong to, kind by kind.
 
-    def restore(self, tensors: Mapping[str, Tensor], updates_done: int, base_lr: float) -> None:
-        """Go on from `state()`. A parameter that was never stepped has no state, and needs none."""
+        One part for each kind: what is stored is copied first, and all at once would be as much again as the model.
+        """
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in self.policy.parameters():
+            for kind, value in self.optimizer.state[parameter].items():
+                parts.setdefault(f"{_OPTIMIZER}{kind}", {})[name] = value
+        return parts
+
+    def restore(self, parts: Mapping[str, Mapping[str, Tensor]], updates_done: int, base_lr: float) -> None:
+        """Go on from `state()`; other parts are passed over. A parameter that was never stepped has no state."""
         self.updates_done, self.base_lr = updates_done, base_lr
         parameters = dict(self.policy.parameters())
-        for key_and_name, value in tensors.items():
-            key, name = key_and_name.split("/", 1)
-            parameter = parameters[name]
-            self.optimizer.state[parameter][key] = value.to(parameter.device)
+        for part, tensors in parts.items():
+            if part.startswith(_OPTIMIZER):
+                for name, value in tensors.items():
+                    kind, parameter = part.removeprefix(_OPTIMIZER), parameters[name]
+                    self.optimizer.state[parameter][kind] = value.to(parameter.device)
 
     def _micros(self, groups: Sequence[Group], part: range) -> list[_Micro]:
         """This rank's micro-batches of the groups in `part`; possibly none."""

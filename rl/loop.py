@@ -286,7 +286,7 @@ class Loop:
                 self._step,
                 tensors={
                     "model": dict(parts.policy.parameters()),
-                    "optimizer": parts.learner.state(),
+                    **parts.learner.state(),
                     "rng": {"torch": torch.get_rng_state()},
                 },
                 state={

@@ -121,7 +121,7 @@ def _build(
                     "be trained; give a checkpoint of this trial, or more steps"
                 )
             policy.restore(loaded.tensors["model"])
-            learner.restore(loaded.tensors["optimizer"], state["updates_done"], state["base_lr"])
+            learner.restore(loaded.tensors, state["updates_done"], state["base_lr"])
             sampler.restore(state["data"])
             torch.set_rng_state(loaded.tensors["rng"]["torch"])
     with clock.phase("startup"):

@@ -95,6 +95,7 @@ def test_on_policy_every_ratio_is_one_at_any_temperature_and_the_gradient_is_not
         tmp_path,
         steps=1,
         prompts_per_step=8,
+        group_size=8,
         algorithm={"kl_coef": 0.01, "kl_placement": "reward", "kl_estimator": "k1"},
         rollout={"temperature": temperature},
         trainer={"precision": precision},
@@ -175,8 +176,14 @@ def test_a_mini_batch_is_whole_groups_and_every_update_has_its_own_curves(model_
     assert [u.clip_frac is None for u in report.curves.updates] == [True, False, False]
 
 
-def test_packing_and_micro_batches_change_only_rounding(model_cache: Path, tmp_path: Path) -> None:
-    changes = [{"packing": False}, {"packing": True, "micro_batch_tokens": 64}, {"gradient_checkpointing": True}]
+def test_how_the_work_is_done_changes_only_rounding(model_cache: Path, tmp_path: Path) -> None:
+    changes = [
+        {"packing": False},
+        {"micro_batch_tokens": 64},
+        {"gradient_checkpointing": True},
+        {"logprob_chunk_tokens": 5},
+        {"deterministic": True},
+    ]
     base = steps_of(run(trial(model_cache, tmp_path / "base", steps=1)))[0]
     for i, change in enumerate(changes):
         other = steps_of(run(trial(model_cache, tmp_path / str(i), steps=1, trainer=change)))[0]
@@ -184,6 +191,14 @@ def test_packing_and_micro_batches_change_only_rounding(model_cache: Path, tmp_p
         for u, v in zip(base.curves.updates, other.curves.updates, strict=True):
             assert v.grad_norm == pytest.approx(u.grad_norm, rel=1e-4)
             assert v.entropy.value == pytest.approx(u.entropy.value, rel=1e-5)
+
+
+def test_vllm_samples_what_the_learner_trains(model_cache: Path, tmp_path: Path) -> None:
+    """Over two steps, so that the weights of the second came by a sync."""
+    pytest.importorskip("vllm")
+    for report in steps_of(run(trial(model_cache, tmp_path, steps=2, rollout={"engine": "vllm"}))):
+        assert report.curves.logp_diff_max < 1e-3
+        assert report.curves.updates[0].ratio_max == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_rollout_cut_into_turns_samples_the_same_completions(model_cache: Path, tmp_path: Path) -> None:
