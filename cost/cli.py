@@ -31,6 +31,8 @@ app.add_typer(leases_app, name="leases")
 app.add_typer(prices_app, name="prices")
 app.command()(reconcile)
 
+Endpoint = Annotated[str, typer.Option(help="URL of an S3 server other than AWS; default: boto3's own settings.")]
+Region = Annotated[str, typer.Option(help="Region of the bucket; default: boto3's own settings.")]
 FORMATS = ("table", "csv", "json", "focus")
 
 
@@ -149,24 +151,56 @@ def correct(
 
 
 @app.command()
-def backup(root: Root = DEFAULT_ROOT, db: Db = None) -> None:
+def backup(
+    to: Annotated[
+        str | None, typer.Option("--to", help="Also a snapshot of ledger and price book there: s3://bucket/prefix.")
+    ] = None,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+) -> None:
     """A whole copy of the ledger beside it, one per day, also while sweeps run. Prints where it is."""
+    from cost.archive import archive, bucket_of
+
     with opened(root, db) as ledger:
         made = ledger.backup()
-    typer.echo(made or "this ledger is on a server: back it up by the server's own means")
+        typer.echo(made or "this ledger is on a server: back it up by the server's own means")
+        if to is not None:
+            place = bucket_of(to, endpoint_url=endpoint_url, region=region)
+            typer.echo(archive(ledger, place, pricing=pricing))
 
 
 @app.command()
 def restore(
-    copy: Annotated[Path, typer.Argument(help="The copy to go back to: a file ending in .bak.")],
+    copy: Annotated[Path | None, typer.Argument(help="The copy to go back to: a file ending in .bak.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="Or a snapshot: s3://bucket/prefix for the latest, or .../VERSION.")
+    ] = None,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Put a copy in the ledger's place. What stood there is set aside, not deleted."""
+    from cost.archive import bucket_of
+    from cost.archive import restore as from_archive
     from cost.backup import restore as put_back
+    from cost.records import LedgerError
 
+    prices, target = None, root / "ledger.db"
     with refusing():
-        aside = put_back(copy, root / "ledger.db")
-    typer.echo(f"{root / 'ledger.db'} is now what {copy} was" + (f"; the one before is {aside}" if aside else ""))
+        if (copy is None) == (source is None):
+            raise LedgerError("name one copy: a file ending in .bak, or --from s3://bucket/prefix")
+        if source is not None:
+            place = bucket_of(source, endpoint_url=endpoint_url, region=region)
+            what, aside, prices = from_archive(place, target)
+        else:
+            assert copy is not None
+            what, aside = str(copy), put_back(copy, target)
+    typer.echo(f"{target} is now what {what} was" + (f"; the one before is {aside}" if aside else ""))
+    if prices is not None:
+        typer.echo(f"its price book is in {prices}; use it with --pricing {prices}")
 
 
 @app.command()

@@ -56,6 +56,14 @@ class Driver:
         """
         return None if self._store.path is None else daily_backup(self._store.path, self.now_ns())
 
+    def copy_to(self, target: Path) -> Path:
+        """A whole copy of the ledger as a SQLite file, of a server's too, as of one moment.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        return self._store.copy_to(target)
+
     def now_ns(self) -> int:
         """UTC nanoseconds by this driver's anchor."""
         return self._clock.now_ns()

@@ -106,6 +106,25 @@ class Store:
         with self._translated(), self.engine.connect() as connection, connection.begin():
             yield connection
 
+    def copy_to(self, target: Path) -> Path:
+        """A whole copy as a SQLite file, as of one moment; a server's is read table by table in one transaction.
+
+        Raises:
+            StoreError: it cannot be read or written.
+        """
+        if self.path is not None:
+            return copy_sqlite(self.path, target)
+        other = Store(target, create=True, read_only=False)
+        try:
+            with self._translated(), self.engine.connect() as reader, other.write() as writer:
+                reader = reader.execution_options(isolation_level="REPEATABLE READ", yield_per=10_000)
+                for table in schema.metadata.sorted_tables:
+                    for part in reader.execute(table.select()).mappings().partitions():
+                        writer.execute(table.insert(), [dict(row) for row in part])
+        finally:
+            other.close()
+        return target
+
     def lock(self, connection: Connection, name: str) -> None:
         """Take turns with other programs on one name until the transaction ends. SQLite's writers do so anyway."""
         if self.dialect == "postgresql":

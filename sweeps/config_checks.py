@@ -296,5 +296,17 @@ def _money_etc(config: SweepConfig) -> Iterator[str]:
         yield "storage.database_url should begin with sqlite:/// or postgresql+psycopg://, or be null for SQLite"
     if uri is not None and "://" not in uri and uri != "databricks":
         yield f"tracking.uri={uri} should be a URI (sqlite:///FILE, http://HOST:PORT), or null for SQLite in paths.root"
+    yield from _snapshots(config)
     if not config.tracking.experiment.strip():
         yield "tracking.experiment is empty; it should be a name"
+
+
+def _snapshots(config: SweepConfig) -> Iterator[str]:
+    storage = config.storage
+    if storage.bucket is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", storage.bucket):
+        yield f"storage.bucket={storage.bucket} should be the name of an S3 bucket (3 to 63 of a-z, 0-9, . and -)"
+    if storage.endpoint_url and not re.fullmatch(r"https?://[^@\s]+", storage.endpoint_url):
+        yield (
+            "storage.endpoint_url should be http://HOST:PORT or https://HOST, without user or password: credentials "
+            "are read from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE ...)"
+        )

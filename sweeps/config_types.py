@@ -120,10 +120,18 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Where the ledger and the journal are kept."""
+    """Where the ledger and the journal are kept, and where their snapshots go."""
 
     database_url: str | None
     """An SQLAlchemy URL; None: SQLite at `ledger.db` under `paths.root`."""
+    bucket: str | None
+    """An S3 bucket that gets a snapshot of ledger and price book after each sweep; None: no snapshots."""
+    prefix: str
+    """What the keys of the snapshots begin with; empty: the bucket's top."""
+    endpoint_url: str
+    """An S3 server other than AWS; empty: boto3's own settings."""
+    region: str
+    """The bucket's region; empty: boto3's own settings."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from cost.archive import ArchiveError, Bucket, archive
 from cost.backup import daily_backup
 from cost.clock import FakeClock, SystemClock
 from cost.ledger import Ledger
@@ -24,7 +25,7 @@ from cost.money import Money
 from cost.records import StoreError
 from cost.report import Report, sweep_report, trial_costs, write_csv
 from sweeps.cards import hold_cards
-from sweeps.config import ConfigError
+from sweeps.config import CONF_DIR, ConfigError
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime, from_data_sheet, measured
 from sweeps.executors import Executor
@@ -98,10 +99,7 @@ def _run_sweep(
     record = journal.record
     resumed = [t for t in record.trials.values() if t.attempts]
     _close_lost_attempts(journal)
-    console.print(
-        f"Sweep {record.sweep_id}"
-        + (f": going on, {len(record.unfinished)} of {len(record.trials)} trials left" if resumed else "")
-    )
+    console.print(f"Sweep {record.sweep_id}" + (_resumed_text(record, ledger, pricing) if resumed else ""))
     lease_id = hold_machine(cfg, ledger, record.sweep_id, pricing)
     journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
@@ -149,6 +147,7 @@ def _run_sweep(
             report = _report(ledger, pricing, record.sweep_id)
             write_csv(report, sweep_dir / "cost.csv")
             _back_up(database(cfg, Path(cfg.paths.root)), ledger, console)
+            _archive(cfg, ledger, console)
             drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
             shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
     print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed)
@@ -186,6 +185,16 @@ def make_executor(
         ) from error
 
 
+def _resumed_text(record: SweepRecord, ledger: Ledger, pricing: Pricing) -> str:
+    left = f"{len(record.unfinished)} of {len(record.trials)} trials left"
+    report = _report(ledger, pricing, record.sweep_id)
+    if report.unpriced:
+        return f": going on, {left}; UNPRICED so far"
+    lost = sum(r.categories.get("lost_work", 0) for r in report.trials)
+    spent = money_text(Money(report.total_pico, report.currency))
+    return f": going on, {left}; {spent} so far, {money_text(Money(lost, report.currency))} of it lost work"
+
+
 def _close_lost_attempts(journal: Journal) -> None:
     """Attempts whose driver died are over; their usages were closed at the last heartbeat."""
     for trial in journal.record.trials.values():
@@ -219,12 +228,28 @@ def _back_up(place: str | Path, ledger: Ledger, console: Console) -> None:
         console.print(Text(f"warning: no copy of the ledger was made: {error}", style="yellow"), soft_wrap=True)
 
 
+def _archive(cfg: SweepConfig, ledger: Ledger, console: Console) -> None:
+    """A snapshot in S3, where there is a bucket. Each holds everything: the next one makes good for one that failed."""
+    at = cfg.storage
+    if at.bucket is None:
+        return
+    try:
+        archive(ledger, Bucket(at.bucket, at.prefix, at.endpoint_url, at.region), pricing=CONF_DIR / "pricing")
+    except (ArchiveError, StoreError) as error:
+        text = (
+            f"warning: no snapshot of the ledger was made: {error}; the next sweep or `python -m cost backup --to` will"
+        )
+        console.print(Text(text, style="yellow"), soft_wrap=True)
+
+
 def _report(ledger: Ledger, pricing: Pricing, sweep_id: str) -> Report:
     return sweep_report(ledger, pricing.book, sweep_id, ledger.now_ns())
 
 
 def _costs(ledger: Ledger, pricing: Pricing, sweep_id: str) -> Callable[[], Mapping[str, str]]:
     def costs() -> Mapping[str, str]:
+        if pricing.row is None:
+            return dict.fromkeys((u.key.trial_id for u in ledger.usages(sweep_id=sweep_id)), "UNPRICED")
         return {k: money_text(v) for k, v in trial_costs(ledger, pricing.book, sweep_id, ledger.now_ns()).items()}
 
     return costs

@@ -150,7 +150,18 @@ def test_every_task_composes(task: str) -> None:
 def test_every_option_of_every_group_that_the_tests_above_leave_out_composes() -> None:
     for group in ("placement", "search", "budget", "gate", "storage", "tracking"):
         for option in options(group):
-            assert compose(["+stage=smoke", f"{group}={option}"]).stage.name == "smoke"
+            needed = ["storage.bucket=books"] if option == "s3" else []
+            assert compose(["+stage=smoke", f"{group}={option}", *needed]).stage.name == "smoke"
+
+
+def test_snapshots_need_a_bucket_and_take_no_password() -> None:
+    with pytest.raises(ConfigError, match=r"storage\.bucket"):
+        compose(["+stage=smoke", "storage=s3"])
+    with pytest.raises(ConfigError, match=r"storage\.bucket=B should be the name of an S3 bucket"):
+        compose(["+stage=smoke", "storage=s3", "storage.bucket=B"])
+    with pytest.raises(ConfigError, match="without user or password") as refused:
+        compose(["+stage=smoke", "storage=s3", "storage.bucket=books", "storage.endpoint_url=http://me:secret@host"])
+    assert "secret" not in str(refused.value)
 
 
 def test_the_simulated_trainer_takes_every_key_of_the_native_one() -> None:
