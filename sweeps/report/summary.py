@@ -61,12 +61,16 @@ def print_end(
 ) -> None:
     """What came of each trial, what it cost, the gate with its reasons, and the commands that come next."""
     root = Path(cfg.paths.root)
-    costs = {r.trial_id: money_text(Money(r.pico, report.currency)) for r in report.trials}
+
+    def cost_text(pico: int, unpriced: bool) -> str:
+        return "UNPRICED" if unpriced else money_text(Money(pico, report.currency))
+
+    costs = {r.trial_id: cost_text(r.pico, r.unpriced) for r in report.trials}
     hours = {r.trial_id: r.card_hours for r in report.trials}
     console.print(terminal.results_table(record, costs, hours))
-    overheads = Money(report.total_pico - sum(r.pico for r in report.trials), report.currency)
-    total = Money(report.total_pico, report.currency)
-    console.print(f"Cost: {money_text(total)}, of it {money_text(overheads)} not inside a trial ({sweep_dir}/cost.csv)")
+    total = cost_text(report.total_pico, report.unpriced)
+    overheads = cost_text(report.total_pico - sum(r.pico for r in report.trials), report.unpriced)
+    console.print(Text(f"Cost: {total}, of it {overheads} not inside a trial ({sweep_dir}/cost.csv)"), soft_wrap=True)
     if verdict:
         terminal.print_gate(console, verdict)
         console.print("Learning rate, by clip_frac of the last steps:")

@@ -185,6 +185,13 @@ def test_a_budget_that_is_spent_stops_the_sweep_with_exit_4_and_it_can_go_on(tmp
     assert [s["trials"] for s in status["sweeps"]] == [{"COMPLETED": 3}]
 
 
+def test_an_unpriced_machine_is_said_to_be_unpriced_and_never_free(tmp_path):
+    result = sweep(tmp_path, "+stage=smoke", "trainer=simulated", "machine.sku=nowhere", "budget.allow_unpriced=true")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Cost: UNPRICED" in result.stdout
+    assert "0.00 USD" not in result.stdout
+
+
 def test_help_shows_examples_and_the_keys_people_type():
     result = sweep(ROOT, "--help")
     assert result.returncode == 0
