@@ -41,7 +41,9 @@ def report(
     sweep: Annotated[str | None, typer.Option(help="One sweep; default: the latest, or with --by all.")] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="trial, stage, sweep, day, week, month, user, project, machine, category or tag:NAME."),
+        typer.Option(
+            help="trial, stage, sweep, day, week, month, user, project, cost_center, machine, category or tag:NAME."
+        ),
     ] = None,
     since: Annotated[str | None, typer.Option("--from", help="Only what falls on or after 2026-11-01.")] = None,
     until: Annotated[str | None, typer.Option("--to", help="Only what falls before 2026-12-01.")] = None,

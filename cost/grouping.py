@@ -11,6 +11,7 @@ from datetime import UTC, datetime, tzinfo
 
 from cost.attribution import Line, Lines, attribute
 from cost.billing import BillingRule
+from cost.chargeback import COST_CENTER, charged_back, sweeps_chargeback
 from cost.closing import book_as_of, changes_since
 from cost.fx import convert, load_rates
 from cost.ledger import Ledger
@@ -20,7 +21,7 @@ from cost.prices import PriceBook
 from cost.records import LedgerError
 from cost.report import Report, grouped_rows, open_leases, trial_rows, usage_of
 
-GROUPINGS = ("trial", "stage", "sweep", *PERIODS, "user", "project", "machine", "category")
+GROUPINGS = ("trial", "stage", "sweep", *PERIODS, "user", "project", "cost_center", "machine", "category")
 IDLE_POLICIES = ("apart", "spread", "owner")
 NOBODY = "(none)"
 
@@ -90,7 +91,8 @@ def scoped_lines(
     found = attribute(
         ledger, book, now_ns, sweep_id=scope.sweep_id, cuts=sorted(edges), rules=rules, as_of_ns=scope.as_of_ns
     )
-    return replace(found, lines=tuple(line for line in _with_policy(found.lines, scope.idle) if _in_scope(line, scope)))
+    lines = [line for line in _with_policy(found.lines, scope.idle) if _in_scope(line, scope)]
+    return replace(found, lines=tuple(charged_back(lines, sweeps_chargeback(ledger, scope.as_of_ns))))
 
 
 def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[tuple[Line, ...], tuple[str, ...]]:
@@ -131,6 +133,7 @@ def _namer(scope: Scope, found: Lines) -> Callable[[Line], str]:
         "sweep": lambda line: line.sweep_id,
         "user": lambda line: line.lease.owner,
         "project": lambda line: line.lease.project,
+        "cost_center": lambda line: line.lease.tags.get(COST_CENTER, ""),
         "machine": lambda line: line.lease.machine,
         "category": lambda line: line.category,
     }

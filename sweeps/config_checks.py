@@ -297,6 +297,7 @@ def _money_etc(config: SweepConfig) -> Iterator[str]:
     if uri is not None and "://" not in uri and uri != "databricks":
         yield f"tracking.uri={uri} should be a URI (sqlite:///FILE, http://HOST:PORT), or null for SQLite in paths.root"
     yield from _snapshots(config)
+    yield from _chargeback(config)
     if not config.tracking.experiment.strip():
         yield "tracking.experiment is empty; it should be a name"
 
@@ -310,3 +311,14 @@ def _snapshots(config: SweepConfig) -> Iterator[str]:
             "storage.endpoint_url should be http://HOST:PORT or https://HOST, without user or password: credentials "
             "are read from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE ...)"
         )
+
+
+def _chargeback(config: SweepConfig) -> Iterator[str]:
+    budget = config.budget
+    for name in ("owner", "project", "cost_center"):
+        if name in budget.tags:
+            yield f"budget.tags.{name} has a key of its own: write budget.{name}={budget.tags[name]}"
+    for name in budget.required_tags:
+        if not budget.charged_to.get(name, "").strip():
+            key = f"budget.{name}" if name in budget.charged_to and name not in budget.tags else f"+budget.tags.{name}"
+            yield f"budget.required_tags names {name}, and the sweep has none: add {key}=NAME"

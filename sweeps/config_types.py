@@ -7,6 +7,7 @@ builds these from `conf/`, and `conf/` explains every key to the person who type
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,12 +99,25 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """What may be spent."""
+    """What may be spent, and who answers for it."""
 
     sweep_limit: str | None
     """An amount with its currency, e.g. `12.10 USD`; None: no limit."""
     allow_unpriced: bool
     """Run where no price is known, and print UNPRICED; otherwise a missing price is an error."""
+    owner: str
+    """Whom the sweep is charged to; empty: the machine's owner."""
+    project: str
+    cost_center: str
+    tags: Mapping[str, str]
+    """Further names to charge by, for `cost report --by tag:NAME`."""
+    required_tags: tuple[str, ...]
+    """Which of owner, project, cost_center and tags must not be empty."""
+
+    @property
+    def charged_to(self) -> dict[str, str]:
+        """Owner, project, cost centre and tags, by name."""
+        return {**self.tags, "owner": self.owner, "project": self.project, "cost_center": self.cost_center}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from cost.backup import daily_backup
 from cost.clock import FakeClock, SystemClock
 from cost.ledger import Ledger
 from cost.money import Money
+from cost.power import PowerMeter
 from cost.records import StoreError
 from cost.report import Report, sweep_report, trial_costs, write_csv
 from sweeps.cards import hold_cards
@@ -32,7 +33,16 @@ from sweeps.executors import Executor
 from sweeps.gates import Verdict, metric_gate
 from sweeps.host import SweepHost
 from sweeps.journal import Journal, SweepRecord, TrialState
-from sweeps.machine import Pricing, find_price, hold_machine, money_text, ray_address, spending_limit
+from sweeps.machine import (
+    Pricing,
+    draws_power,
+    find_price,
+    hold_machine,
+    machine_instance,
+    money_text,
+    ray_address,
+    spending_limit,
+)
 from sweeps.opening import check_can_run, database, earlier_sweeps, only_driver, open_sweep
 from sweeps.plan import make_plan
 from sweeps.report import terminal
@@ -105,6 +115,9 @@ def _run_sweep(
     journal.catch_up()
     tracker = _tracker(cfg, console, record.sweep_id)
     tracker.start()
+    meter = PowerMeter()
+    if draws_power(pricing) and cfg.machine.device == "cuda" and cfg.trainer.name != "simulated":
+        meter.start()
     how, executor, host = "failed", None, None
     try:
         costs = _costs(ledger, pricing, record.sweep_id)
@@ -141,6 +154,7 @@ def _run_sweep(
             if how == "done":
                 verdict = metric_gate(record, cfg.stage.steps, cfg.gate)
                 journal.append("gate", _gate_body(verdict), f"gate:{ledger.now_ns()}")
+            meter.close(ledger, machine_instance(cfg, record.sweep_id))
             ledger.detach(lease_id, record.sweep_id, how)
             journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
             journal.catch_up()

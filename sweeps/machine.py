@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from cost.billing import BillingRule, load_rules
+from cost.chargeback import COST_CENTER, Chargeback, set_chargeback
 from cost.clock import SystemClock
 from cost.ledger import Ledger
 from cost.money import Money
+from cost.power import measured_watts
 from cost.prices import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
 from cost.records import Lease
 from sweeps.config import CONF_DIR, ConfigError
@@ -84,14 +86,32 @@ def spending_limit(cfg: SweepConfig, pricing: Pricing) -> Money | None:
     return limit
 
 
+def machine_instance(cfg: SweepConfig, sweep_id: str) -> str:
+    """The machine's own identity: this host's, by name; of a simulated one, the sweep's."""
+    if cfg.trainer.name == "simulated":
+        return f"simulated:{sweep_id}"
+    return f"{socket.gethostname()}:{cfg.machine.name}"
+
+
+def draws_power(pricing: Pricing) -> bool:
+    """Own hardware, priced by the energy that it takes."""
+    return pricing.row is not None and pricing.row.per == "kwh"
+
+
 def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Pricing) -> str:
     """Attach to the machine's open lease, or open one. A simulated machine is never a real one's instance."""
     simulated = cfg.trainer.name == "simulated"
-    instance = f"simulated:{sweep_id}" if simulated else f"{socket.gethostname()}:{cfg.machine.name}"
+    instance = machine_instance(cfg, sweep_id)
     with ledger.transaction():
+        budget = cfg.budget
+        tags = {**budget.tags} | ({COST_CENTER: budget.cost_center} if budget.cost_center else {})
+        set_chargeback(ledger, sweep_id, Chargeback(budget.owner, budget.project, tags))
         state = ledger.open_lease_of(instance)
         if state is None:
             machine = cfg.machine
+            watts = measured_watts(ledger, instance) if draws_power(pricing) else None
+            if watts is None and machine.watts:
+                watts = Decimal(str(machine.watts))
             lease = Lease(
                 lease_id=f"{sweep_id}-{ledger.now_ns():x}",
                 instance_id=instance,
@@ -103,9 +123,10 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
                 price_hash=pricing.row.hash if pricing.row else None,
                 region=machine.region,
                 purchase=pricing.row.purchase if pricing.row else machine.purchase,
-                watts=Decimal(str(machine.watts)) if machine.watts else None,
-                owner=os.environ.get("USER", ""),
-                tags={"simulated": "true"} if simulated else {},
+                watts=watts,
+                owner=budget.owner,
+                project=budget.project,
+                tags=tags | ({"simulated": "true"} if simulated else {}),
             )
             ledger.open_lease(lease)
             ledger.remember_prices([pricing.row] if pricing.row else [])

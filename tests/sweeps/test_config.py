@@ -154,6 +154,21 @@ def test_every_option_of_every_group_that_the_tests_above_leave_out_composes() -
             assert compose(["+stage=smoke", f"{group}={option}", *needed]).stage.name == "smoke"
 
 
+def test_what_a_sweep_has_to_be_charged_by_is_required_before_it_starts(monkeypatch) -> None:
+    needed = ["+stage=smoke", "budget.required_tags=[owner,project,cost_center,team]"]
+    monkeypatch.delenv("USER", raising=False)
+    with pytest.raises(ConfigError) as refused:
+        compose(needed)
+    assert [line.rsplit("add ")[-1] for line in str(refused.value).splitlines()] == [
+        *("budget.owner=NAME", "budget.project=NAME", "budget.cost_center=NAME", "+budget.tags.team=NAME")
+    ]
+    monkeypatch.setenv("USER", "ann")
+    cfg = compose([*needed, "budget.project=ladder", "budget.cost_center=k17", "+budget.tags.team=rl"])
+    assert cfg.budget.charged_to == {"owner": "ann", "project": "ladder", "cost_center": "k17", "team": "rl"}
+    with pytest.raises(ConfigError, match=r"budget\.tags\.owner has a key of its own"):
+        compose(["+stage=smoke", "+budget.tags.owner=ann"])
+
+
 def test_snapshots_need_a_bucket_and_take_no_password() -> None:
     with pytest.raises(ConfigError, match=r"storage\.bucket"):
         compose(["+stage=smoke", "storage=s3"])

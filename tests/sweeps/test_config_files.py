@@ -24,7 +24,7 @@ FILES = sorted(p.relative_to(CONF_DIR) for p in CONF_DIR.rglob("*.yaml") if "pri
 
 DECLARE_OR_CHECK = {"config.py", "config_types.py", "config_checks.py", "spec.py"}
 """Files that name every key without doing anything with it."""
-DONE_BY_A_CHECK = {"stage.min_cards"}
+DONE_BY_A_CHECK = {"stage.min_cards", "budget.required_tags"}
 """Keys whose whole effect is that a configuration is refused."""
 PENDING = {
     "rollout.gpu_memory_utilization",

@@ -1,0 +1,48 @@
+"""The lease that a sweep opens: whom it is charged to, and the watts that its price goes by."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from cost.chargeback import Chargeback, sweeps_chargeback
+from cost.ledger import Ledger
+from cost.power import STREAM
+from sweeps.config import compose
+from sweeps.machine import find_price, hold_machine, machine_instance
+
+CHARGED = ["budget.owner=ann", "budget.project=ladder", "budget.cost_center=k17", "+budget.tags.team=rl"]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path):
+    with Ledger.open(tmp_path / "ledger.db") as opened:
+        yield opened
+
+
+def test_a_lease_carries_owner_project_cost_centre_and_tags(ledger):
+    cfg = compose(["+stage=smoke", *CHARGED])
+    lease = ledger.lease_state(hold_machine(cfg, ledger, "s1", find_price(cfg))).lease
+    assert (lease.owner, lease.project, dict(lease.tags)) == ("ann", "ladder", {"cost_center": "k17", "team": "rl"})
+
+
+def test_a_sweep_that_joins_a_lease_is_charged_to_its_own(ledger):
+    ann, bob = (compose(["+stage=smoke", f"budget.owner={name}"]) for name in ("ann", "bob"))
+    first = hold_machine(ann, ledger, "s1", find_price(ann))
+    assert hold_machine(bob, ledger, "s2", find_price(bob)) == first
+    assert sweeps_chargeback(ledger) == {"s1": Chargeback("ann"), "s2": Chargeback("bob")}
+
+
+def test_own_hardware_is_priced_by_what_it_drew_last_time_and_else_by_what_is_configured(ledger):
+    cfg = compose(["+stage=smoke", "machine.watts=65"])
+    pricing = find_price(cfg)
+    lease_id = hold_machine(cfg, ledger, "s1", pricing)
+    assert ledger.lease_state(lease_id).lease.watts == 65
+    ledger.append_event(STREAM, "measured", {"instance_id": machine_instance(cfg, "s1"), "watts": "311.5"}, "1")
+    ledger.detach(lease_id, "s1", "done")
+    assert ledger.lease_state(hold_machine(cfg, ledger, "s2", pricing)).lease.watts == Decimal("311.5")
+    simulated = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, name="simulated"))
+    assert ledger.lease_state(hold_machine(simulated, ledger, "s3", pricing)).lease.watts == 65
