@@ -84,7 +84,9 @@ def _convert_smollm2(folder: Path, tell: Tell) -> None:
         )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     started = time.monotonic()
     tell(f"converting {_SMOLLM2_FILE} (once, about 20 s)")
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)

@@ -44,9 +44,11 @@ def folder_name(task: TaskSpec) -> str:
 def make(task: TaskSpec, folder: Path, tell: Callable[[str], None]) -> None:
     """Build, teach and save the model and its tokenizer into `folder`."""
     import torch
+    from transformers.utils import logging
 
     from rl.tasks import load_task
 
+    logging.disable_progress_bar()
     loaded = load_task(task)
     train = [(q.prompt, q.answer) for q in loaded.train]
     held_out = {q.prompt for q in loaded.evaluation}

@@ -98,7 +98,9 @@ def accuracies(events: list[Event]) -> list[tuple[float, float]]:
 def test_the_tiny_model_goes_from_under_two_fifths_to_over_four_fifths_in_200_steps(
     model_cache: Path, tmp_path: Path, algorithm: str, seed: int
 ) -> None:
-    spec = trial(model_cache, tmp_path, seed=seed, algorithm=dataclasses.replace(ALGORITHMS[algorithm], lr=2e-4))
+    # Falling to zero: at a constant rate the last updates keep shaking so small a model.
+    settings = dataclasses.replace(ALGORITHMS[algorithm], lr=3e-4, lr_schedule="linear")
+    spec = trial(model_cache, tmp_path, seed=seed, algorithm=settings)
     (before, _), (after, _) = accuracies(run(spec))
     assert before <= 0.4
     assert after >= 0.8
