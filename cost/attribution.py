@@ -21,10 +21,16 @@ from sqlalchemy import Connection, select
 from cost import facts, schema
 from cost.allocation import Allocation, LeaseFacts, UsageFacts, allocate
 from cost.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
-from cost.driver import Driver
+from cost.journal import Journal
 from cost.money import largest_remainder
 from cost.prices import NS_PER_HOUR, PriceBook, PriceRow, pico_per_hour
 from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
+from cost.status import Spans, invoiced_spans, status_at
+
+BY_BILL = "bill:"
+"""What the id of a correction begins with that came from a bill; all others were made by hand."""
+
+BY_HAND = ("by_hand", "corrected")
 
 TAKEN_BACK = "taken_back"
 """How a lease ended whose machine the provider took back."""
@@ -49,6 +55,8 @@ class Line:
     """None for corrections and for unpriced leases."""
     unpriced: bool
     flags: tuple[str, ...] = ()
+    status: str = "estimated"
+    """How firm it is: one of `status.STATUSES`."""
 
     @property
     def imputed(self) -> bool:
@@ -67,7 +75,7 @@ class Lines:
 
 
 def attribute(
-    ledger: Driver,
+    ledger: Journal,
     book: PriceBook,
     now_ns: int,
     *,
@@ -84,17 +92,21 @@ def attribute(
         PriceError: a price or a billing rule is missing that the lease had when it was opened.
     """
     rules = rules_of(book) if rules is None else rules
+    invoiced = invoiced_spans(ledger, as_of_ns)
     with ledger.read() as connection:
         everything = _read(connection, sweep_id, as_of_ns)
-        lines = _corrections(connection, everything, as_of_ns)
+        lines = _corrections(connection, everything, as_of_ns, invoiced)
     found: list[Line] = []
     usages: dict[tuple[str, UsageKey], Usage] = {}
     for one in everything:
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
         prices = price_series(one.state.lease, book)
         rows = {row.hash: row for row in prices}
-        segments = cut(lease_charge(one.state, prices, rules, now_ns), cuts, _rates(one.state.lease, rows))
-        found += _lines(one, segments, rows, allocate(one, segments))
+        spans = invoiced.get(one.state.lease.lease_id, ())
+        edges = sorted({*cuts, *(edge for span in spans for edge in span)}) if spans else cuts
+        segments = cut(lease_charge(one.state, prices, rules, now_ns), edges, _rates(one.state.lease, rows))
+        statuses = [status_at(one.state, segment.from_ns, spans) for segment in segments]
+        found += _lines(one, segments, rows, allocate(one, segments), statuses)
     return Lines((*found, *lines), usages, tuple(one.state for one in everything))
 
 
@@ -207,7 +219,11 @@ def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None) ->
 
 
 def _lines(
-    one: LeaseFacts, segments: Sequence[Segment], rows: dict[str, PriceRow], allocation: Allocation
+    one: LeaseFacts,
+    segments: Sequence[Segment],
+    rows: dict[str, PriceRow],
+    allocation: Allocation,
+    statuses: Sequence[str],
 ) -> list[Line]:
     lease = one.state.lease
     over = {(u.usage.sweep_id, u.usage.key) for u in one.usages if u.number in allocation.over_reported}
@@ -221,21 +237,25 @@ def _lines(
         price = rows.get(segment.price_hash)
         line = Line(
             *(lease, share.sweep_id, share.trial_id, share.attempt, share.category, share.pico, share.micro_card_ns),
-            *(segment.from_ns, segment.to_ns, price, not rows, flags),
+            *(segment.from_ns, segment.to_ns, price, not rows, flags, statuses[share.segment]),
         )
         totals = by_segment[share.segment]
         totals[share.sweep_id] = totals.get(share.sweep_id, 0) + share.pico
         found.append(line)
-    return [*found, *_tax(lease, segments, rows, by_segment)]
+    return [*found, *_tax(lease, segments, rows, by_segment, statuses)]
 
 
 def _tax(
-    lease: Lease, segments: Sequence[Segment], rows: dict[str, PriceRow], by_segment: Sequence[dict[str, int]]
+    lease: Lease,
+    segments: Sequence[Segment],
+    rows: dict[str, PriceRow],
+    by_segment: Sequence[dict[str, int]],
+    statuses: Sequence[str],
 ) -> list[Line]:
     """Tax that comes on top of the prices, in proportion to what each sweep pays before it."""
     found: list[Line] = []
     exact, floored = Fraction(0), 0
-    for segment, totals in zip(segments, by_segment, strict=True):
+    for segment, totals, status in zip(segments, by_segment, statuses, strict=True):
         row = rows.get(segment.price_hash)
         if row is None or row.tax_included or not any(totals.values()):
             continue
@@ -246,22 +266,28 @@ def _tax(
             continue
         for sweep_id, pico in zip(totals, largest_remainder(tax, list(totals.values())), strict=True):
             found.append(
-                Line(lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, unpriced=False)
+                Line(
+                    *(lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, False),
+                    status=status,
+                )
             )
     return found
 
 
-def _corrections(connection: Connection, everything: Sequence[LeaseFacts], as_of_ns: int | None) -> list[Line]:
-    leases = {one.state.lease.lease_id: one.state.lease for one in everything}
+def _corrections(
+    connection: Connection, everything: Sequence[LeaseFacts], as_of_ns: int | None, invoiced: Spans
+) -> list[Line]:
+    states = {one.state.lease.lease_id: one.state for one in everything}
     table = schema.correction
     query = select(table).order_by(table.c.written_ns, table.c.correction_id)
     if as_of_ns is not None:
         query = query.where(table.c.written_ns <= as_of_ns)
     return [
         Line(
-            *(leases[row.lease_id], row.sweep_id, row.trial_id, row.attempt, row.category, row.pico, 0),
-            *(row.at_ns, row.at_ns, None, False, ("corrected",)),
+            *(states[row.lease_id].lease, row.sweep_id, row.trial_id, row.attempt, row.category, row.pico, 0),
+            *(row.at_ns, row.at_ns, None, False, ("corrected",) if row.correction_id.startswith(BY_BILL) else BY_HAND),
+            status_at(states[row.lease_id], row.at_ns, invoiced.get(row.lease_id, ())),
         )
         for row in connection.execute(query)
-        if row.lease_id in leases
+        if row.lease_id in states
     ]

@@ -23,6 +23,7 @@ from cost.money import largest_remainder, pico_text
 from cost.prices import PICO, MissingPriceError, PriceBook, PriceRow, add_command, instant_ns, pico_per_hour
 from cost.records import Lease, Usage
 from cost.schema import MICRO_PER_CARD
+from cost.status import least_firm
 
 VERSIONS = ("1.2", "1.3")
 NS = 10**9
@@ -47,7 +48,7 @@ _SINCE_1_3 = (
     *("AllocatedTags", "HostProviderName", "ServiceProviderName"),
 )
 _CUSTOM = (
-    *("x_CardHours", "x_Category", "x_Flags", "x_Imputed", "x_LeaseId", "x_Machine", "x_Owner"),
+    *("x_CardHours", "x_Category", "x_ChargeStatus", "x_Flags", "x_Imputed", "x_LeaseId", "x_Machine", "x_Owner"),
     *("x_PriceHash", "x_PriceSource", "x_SweepId", "x_TrialId"),
 )
 
@@ -103,6 +104,7 @@ class _Charge:
     from_ns: int = 0
     to_ns: int = 0
     flags: set[str] = field(default_factory=set)
+    statuses: set[str] = field(default_factory=set)
     ratio: Fraction | None = None
 
 
@@ -161,6 +163,7 @@ def _gather(lines: Iterable[Line]) -> list[_Charge]:
         charge.from_ns = min(charge.from_ns, line.from_ns)
         charge.to_ns = max(charge.to_ns, line.to_ns)
         charge.flags.update(line.flags)
+        charge.statuses.add(line.status)
     return list(gathered.values())
 
 
@@ -235,6 +238,7 @@ def _row(charge: _Charge, prices: _Prices) -> dict[str, str]:
         "Tags": _tags(lease),
         "x_CardHours": _decimal(Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)),
         "x_Category": line.category,
+        "x_ChargeStatus": least_firm(charge.statuses),
         "x_Flags": " ".join(sorted(charge.flags)),
         "x_Imputed": "true" if line.imputed else "false",
         "x_LeaseId": lease.lease_id,

@@ -106,7 +106,7 @@ def csv_cells(row: Row, places: int) -> dict[str, str]:
         "card_hours": plain(row.card_hours),
         "currency": row.currency,
         "price_source": row.price_source,
-        "flags": " ".join(row.flags),
+        "flags": " ".join(row.flags if row.unpriced else (row.status, *row.flags)),
     }
     for name in ("stage", "state", *_LABELS_BEFORE, *_LABELS_AFTER, *_FORECASTS):
         cells[name] = row.labels.get(name, "")
@@ -173,6 +173,7 @@ def _json_row(row: Row) -> Mapping[str, Any]:
         "categories": {} if row.unpriced else {k: pico_text(v) for k, v in row.categories.items()},
         "labels": dict(row.labels),
         "price_source": row.price_source,
+        "status": row.status,
         "flags": list(row.flags),
     }
     return body

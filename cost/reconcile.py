@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from cost.attribution import Line, attribute
+from cost.attribution import BY_BILL, Line, attribute
 from cost.billing import BillingRule, load_rules, rule_for
 from cost.bills import Bill, BillLine, day_text, period_of
 from cost.fx import Rate, convert
 from cost.money import largest_remainder
 from cost.prices import PriceBook, PriceRow, pico_per_hour
 from cost.records import Correction, Lease, LeaseState
+from cost.status import note_invoice
 
 if TYPE_CHECKING:
     from cost.ledger import Ledger
@@ -68,6 +69,8 @@ class Comparison:
     idle_pico: int
     """The part of the ledger's amount that no trial held: what a look at trials alone would miss."""
     causes: tuple[Cause, ...]
+    by_hand_pico: int = 0
+    """The part of the ledger's amount that was entered with `cost correct`."""
 
     @property
     def difference(self) -> int:
@@ -211,12 +214,27 @@ def _compare(
     ledger_pico = sum(line.pico for line in booked)
     idle = sum(line.pico for line in booked if not line.trial_id and line.category != "billing_increment")
     made = Comparison(lease, kind, *span, bill_pico, ledger_pico, idle if kind == "machine" else 0, ())
+    made = replace(made, by_hand_pico=sum(line.pico for line in booked if "by_hand" in line.flags))
     if not made.difference:
         return made
     if kind != "machine":
-        text = f"the bill says {kind}, the books {'otherwise' if ledger_pico else 'nothing'}"
-        return replace(made, causes=(Cause(kind, made.difference, text),))
+        return replace(made, causes=(Cause(kind, made.difference, _who_says(made, booked)),))
     return replace(made, causes=tuple(_explain(books, made, billed, booked, foreign)))
+
+
+def _who_says(made: Comparison, booked: Sequence[Line]) -> str:
+    """A sentence on a charge that is not machine time: who has it, and whether a person entered it."""
+    entered = " (entered by hand with `cost correct`)" if any("by_hand" in line.flags for line in booked) else ""
+    if not made.bill_pico:
+        return f"the books have {made.kind}{entered}, the bill has none"
+    if not made.ledger_pico:
+        return f"the bill has {made.kind}, the books have none"
+    return f"the bill and the books{entered} have {made.kind} of different amounts"
+
+
+def taken_back(done: Reconciliation) -> list[Comparison]:
+    """Those that truing up would change against what a person entered by hand."""
+    return [one for one in done.comparisons if one.by_hand_pico and one.difference]
 
 
 def _explain(books: _Books, made: Comparison, billed: list[BillLine], booked: list[Line], foreign: bool) -> list[Cause]:
@@ -359,7 +377,7 @@ def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[Line]) ->
     at_ns = max(one.from_ns, min((line.from_ns for line in lines), default=one.from_ns))
     found = []
     # What the books said is part of the id: another difference found later, on the same bill, is another entry.
-    head = f"bill:{bill.sha256[:16]}:{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
+    head = f"{BY_BILL}{bill.sha256[:16]}:{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
     for number, (key, pico) in enumerate(zip(keys, parts, strict=True)):
         sweep_id, trial_id, attempt, category = key
         if pico:
@@ -388,10 +406,18 @@ def apply(
     *,
     rules: Sequence[BillingRule] | None = None,
 ) -> list[Correction]:
-    """Writes the corrections of a reconciliation, all or none. Returns those that were new."""
+    """Writes the corrections of a reconciliation, all or none, and that what it is about is invoiced now.
+
+    Returns the corrections that were new.
+    """
     first, last = period_of(done.bill)
     cuts = list(range(first, last + DAY_NS, DAY_NS))
     lines = attribute(ledger, book, now_ns, cuts=cuts, rules=rules).lines
     within = [line for line in lines if first <= line.from_ns < last and not line.imputed]
+    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for one in done.comparisons:
+        spans[one.lease.lease_id].append((one.from_ns, one.to_ns))
     with ledger.transaction():
-        return [one for one in corrections(done, within) if ledger.add_correction(one)]
+        written = [one for one in corrections(done, within) if ledger.add_correction(one)]
+        note_invoice(ledger, done.bill.sha256, spans)
+    return written

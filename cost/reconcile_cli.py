@@ -19,6 +19,9 @@ def reconcile(
         str, typer.Option("--map", help="Column map in conf/pricing/bills; default: the one that fits.")
     ] = "",
     apply: Annotated[bool, typer.Option("--apply", help="True the ledger up by correcting entries.")] = False,
+    over_hand: Annotated[
+        bool, typer.Option("--over-hand", help="With --apply: also against entries made with `cost correct`.")
+    ] = False,
     root: Root = DEFAULT_ROOT,
     db: Db = None,
     pricing: Pricing = None,
@@ -31,13 +34,22 @@ def reconcile(
     from cost import reconcile as rec
     from cost.bills import load_maps, read_bill
     from cost.fx import load_rates
+    from cost.money import pico_text
     from cost.prices import PriceBook
+    from cost.records import LedgerError
 
     with opened(root, db, write=apply) as ledger:
         read = read_bill(bill, load_maps(pricing), name=column_map)
         book = PriceBook.load(pricing)
         now = ledger.now_ns()
         done = rec.reconcile(ledger, book, read, now, rates=load_rates(pricing))
+        against = rec.taken_back(done)
+        if apply and against and not over_hand:
+            named = ", ".join(f"{c.lease.lease_id} {c.when} {c.kind} {pico_text(c.by_hand_pico)}" for c in against)
+            raise LedgerError(
+                f"nothing was written: entries made with `cost correct` are not on this bill in that amount ({named}). "
+                "Take them back as well with --over-hand, or wait for the bill that has them"
+            )
         written = rec.apply(ledger, book, done, now) if apply else []
     if as_json:
         print_json(body(done, written))
@@ -63,6 +75,7 @@ def body(done: Reconciliation, written: list) -> dict[str, Any]:
                 "currency": c.lease.currency,
                 "bill": pico_text(c.bill_pico),
                 "ledger": pico_text(c.ledger_pico),
+                "ledger_by_hand": pico_text(c.by_hand_pico),
                 "ledger_idle": pico_text(c.idle_pico),
                 "difference": pico_text(c.difference),
                 "causes": [{"cause": x.name, "amount": pico_text(x.pico), "text": x.text} for x in c.causes],

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from cost.attribution import Line
 from cost.money import Money
 from cost.schema import MICRO_PER_CARD
+from cost.status import least_firm
 
 NS_PER_HOUR = 3600 * 10**9
 
@@ -43,6 +44,8 @@ class Row:
     price_source: str = ""
     flags: tuple[str, ...] = ()
     unpriced: bool = False
+    status: str = "provisional"
+    """How firm it is, all in all: one of `status.STATUSES`."""
 
     @property
     def card_hours(self) -> Decimal:
@@ -143,5 +146,6 @@ def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequ
         price_source=" | ".join(sorted(sources)),
         flags=tuple(sorted(flags | set(more.pop("flags", ())))),
         unpriced=unpriced,
+        status=least_firm({line.status for line in lines}),
         **{"sweep_id": "", **more},
     )

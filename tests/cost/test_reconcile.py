@@ -18,11 +18,13 @@ from cost.billing import BillingRule
 from cost.bills import load_maps, read_bill
 from cost.clock import FakeClock
 from cost.fx import Rate
+from cost.grouping import Scope, grouped_report
 from cost.ledger import Ledger
+from cost.output import as_json, csv_text
 from cost.prices import PICO, PriceBook, PriceRow, instant_ns, read_row
-from cost.reconcile import apply, reconcile
+from cost.reconcile import apply, reconcile, taken_back
 from cost.reconcile_cli import reconcile as reconcile_command
-from cost.records import Lease, UsageKey
+from cost.records import Correction, Lease, UsageKey
 
 CONF = Path(__file__).parents[2] / "conf" / "pricing"
 MAPS = load_maps(CONF)
@@ -272,6 +274,74 @@ def test_our_own_focus_export_reconciles_with_the_books_it_came_from(books):
     assert reconcile(books.ledger, BOOK, read_bill(file, MAPS), books.clock.utc, rules=RULES).agrees
 
 
+def correct_by_hand(books, amount: int, category: str = "credit") -> None:
+    at_ns = START + HOUR * 10**9
+    books.ledger.add_correction(Correction("cn-17", "L1", category, amount * PICO, "USD", at_ns, "credit note 17"))
+
+
+def test_a_credit_that_only_the_books_have_is_said_the_right_way_round(books):
+    correct_by_hand(books, -10)
+    done = books.compare(f"i-1,{HELD},128.00,USD,")
+    (credit,) = [c for c in done.comparisons if c.kind == "credit"]
+    assert credit.causes[0].text == "the books have credit (entered by hand with `cost correct`), the bill has none"
+    assert taken_back(done) == [credit]
+
+
+def test_a_credit_that_only_the_bill_has_is_said_the_right_way_round(books):
+    done = books.compare(f"i-1,{HELD},128.00,USD,", f"i-1,{HELD},-10,USD,credit")
+    (credit,) = [c for c in done.comparisons if c.kind == "credit"]
+    assert credit.causes[0].text == "the bill has credit, the books have none"
+    assert taken_back(done) == []
+
+
+def statuses(books) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for line in attribute(books.ledger, BOOK, books.clock.utc, rules=RULES).lines:
+        key = (line.lease.lease_id, line.status)
+        found[key] = found.get(key, 0) + line.pico
+    return found
+
+
+def test_a_charge_is_estimated_while_held_provisional_when_given_back_and_invoiced_by_an_applied_bill(books):
+    books.hold("L2", "i-2")
+    books.clock.advance_seconds(HOUR)
+    assert statuses(books) == {("L1", "provisional"): 128 * PICO, ("L2", "estimated"): 32 * PICO}
+    bill = books.compare(f"i-1,{HELD},128.00,USD,")
+    assert statuses(books)["L1", "provisional"] == 128 * PICO, "a look at the bill is not yet its acceptance"
+    then = books.clock.utc
+    books.clock.advance_seconds(1)
+    apply(books.ledger, BOOK, bill, books.clock.utc, rules=RULES)
+    apply(books.ledger, BOOK, bill, books.clock.utc, rules=RULES)
+    assert statuses(books)["L1", "invoiced"] == 128 * PICO
+    old = attribute(books.ledger, BOOK, then, rules=RULES, as_of_ns=then).lines
+    assert {line.status for line in old if line.lease.lease_id == "L1"} == {"provisional"}
+
+
+def test_only_the_days_that_a_bill_is_about_are_invoiced(books):
+    books.hold("L3", "i-3", from_ns=books.clock.utc)
+    books.clock.advance_seconds(36 * HOUR)
+    books.ledger.close_lease("L3", "done")
+    before = sum(books.costs().values())
+    day = "2026-11-02T00:00:00Z,2026-11-03T00:00:00Z"
+    apply(books.ledger, BOOK, books.compare(f"i-3,{day},768.00,USD,"), books.clock.utc, rules=RULES)
+    assert statuses(books)["L3", "invoiced"] == 768 * PICO
+    assert statuses(books)["L3", "provisional"] == (36 * 32 - 768) * PICO
+    assert sum(books.costs().values()) == before
+
+
+def test_reports_and_finance_files_say_the_least_firm_status_of_what_they_add_up(books):
+    books.hold("L2", "i-2")
+    books.clock.advance_seconds(HOUR)
+    apply(books.ledger, BOOK, books.compare(f"i-1,{HELD},128.00,USD,"), books.clock.utc, rules=RULES)
+    report = grouped_report(books.ledger, BOOK, Scope(by="machine"), books.clock.utc, rules=RULES)
+    assert [row.status for row in report.rows] == ["estimated"]
+    assert json.loads(as_json(report))["groups"][0]["status"] == "estimated"
+    assert csv_text(report).splitlines()[1].endswith(",estimated")
+    found = attribute(books.ledger, BOOK, books.clock.utc, cuts=focus.month_cuts(START, books.clock.utc), rules=RULES)
+    said = {(row["x_LeaseId"], row["x_ChargeStatus"]) for row in focus.rows(found, BOOK)}
+    assert said == {("L1", "invoiced"), ("L2", "estimated")}
+
+
 # On the command line ----------------------------------------------------------------------------------------------
 
 
@@ -323,6 +393,15 @@ def test_the_command_trues_the_books_up_once(command, books):
     found = json.loads(command(f"i-1,{HELD},112.00,USD,", arguments=("--apply", "--json")))
     assert (found["agrees"], found["corrections_written"]) == (True, 0)
     assert sum(books.costs().values()) == 112
+
+
+def test_an_entry_made_by_hand_is_taken_back_only_when_asked_for(command, books):
+    correct_by_hand(books, -10)
+    said = command(f"i-1,{HELD},128.00,USD,", arguments=("--apply",), code=2)
+    assert "nothing was written: entries made with `cost correct` are not on this bill" in said
+    assert sum(books.costs().values()) == 118
+    command(f"i-1,{HELD},128.00,USD,", arguments=("--apply", "--over-hand"))
+    assert sum(books.costs().values()) == 128
 
 
 def test_a_bill_that_cannot_be_read_exits_2_and_writes_nothing(command, books):
