@@ -78,9 +78,10 @@ def report(
         if form not in FORMATS:
             raise LedgerError(f"there is no format {form!r}; one of {', '.join(FORMATS)}")
         zone, now = zone_of(tz), ledger.now_ns()
+        one, by = _what(ledger, sweep, by, every=form == "focus")
         scope = Scope(
-            by=by or "trial",
-            sweep_id=_sweep(ledger, sweep) if sweep or not (by or form == "focus") else None,
+            by=by,
+            sweep_id=one,
             from_ns=instant_in(since, zone) if since else None,
             to_ns=instant_in(until, zone) if until else None,
             zone=zone,
@@ -230,14 +231,21 @@ def close(
 def budget(
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A limit: 'month=500 USD', 'stage:multi=200 USD', 'sweep:NAME=...'."),
+        typer.Option(
+            "--set",
+            help="A limit to report against: 'month=500 USD', 'stage:multi=200 USD', 'sweep:NAME=...'. "
+            "It stops nothing; budget.sweep_limit of sweep.py stops a sweep.",
+        ),
     ] = None,
     root: Root = DEFAULT_ROOT,
     db: Db = None,
     pricing: Pricing = None,
     as_json: Json = False,
 ) -> None:
-    """What may be spent, what has been, and what is left: this month, and every stage and sweep with a limit."""
+    """What may be spent, what has been, and what is left: this month, and every stage and sweep with a limit.
+
+    Limits are reported against and stop nothing; a sweep is stopped by its own budget.sweep_limit.
+    """
     from cost import budget as money
     from cost.cli_common import table_text
     from cost.money import rounded
@@ -282,18 +290,23 @@ def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: 
     writer.writerows(focus.rows(found, book, version=version))
 
 
-def _sweep(ledger: Ledger, name: str | None) -> str:
-    """The sweep of a name; the latest one to hold a machine where none is given, or `last`."""
+def _what(ledger: Ledger, sweep: str | None, by: str | None, *, every: bool) -> tuple[str | None, str]:
+    """The sweep that a report is about (None: all leases), and what it is grouped by.
+
+    Nothing asked for: the latest sweep to hold a machine; by category, where machines were held by no sweep.
+    """
     from cost import facts
-    from cost.records import LedgerError
+    from cost.records import LedgerError, NoLedgerError, nothing_yet
 
     with ledger.read() as connection:
         known = [a.sweep_id for a in facts.attachments(connection)]
+    if sweep is None and (by or every or (not known and ledger.leases())):
+        return None, by or ("trial" if known else "category")
     if not known:
-        raise LedgerError("no sweep has held a machine yet; start one with: python sweep.py +stage=smoke")
-    if name in (None, "last"):
-        return known[-1]
-    if name not in known:
+        raise NoLedgerError(nothing_yet(ledger.place))
+    if sweep in (None, "last"):
+        return known[-1], by or "trial"
+    if sweep not in known:
         recent = ", ".join(dict.fromkeys(reversed(known[-50:])))
-        raise LedgerError(f"there is no sweep {name!r} in the books; the latest are {recent}")
-    return str(name)
+        raise LedgerError(f"there is no sweep {sweep!r} in the books; the latest are {recent}")
+    return sweep, by or "trial"

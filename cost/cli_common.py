@@ -27,13 +27,10 @@ def refusing() -> Iterator[None]:
     """What the ledger or the price book refuses is one message and exit code 2, not a traceback."""
     from cost.money import MoneyError
     from cost.prices import PriceError
-    from cost.records import LedgerError, NoLedgerError
+    from cost.records import LedgerError
 
     try:
         yield
-    except NoLedgerError as error:
-        typer.echo(f"{error}\nStart one with: python sweep.py +stage=smoke", err=True)
-        raise typer.Exit(2) from error
     except (LedgerError, PriceError, MoneyError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

@@ -6,7 +6,7 @@ that is asked about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -16,6 +16,9 @@ from pathlib import Path
 import yaml
 
 from cost.prices import DEFAULT_FOLDER, PriceError, parse_price
+
+STALE_DAYS = 4
+"""A weekend with a holiday has no fixing: what is older than this is a warning."""
 
 
 class MissingRateError(PriceError, LookupError):
@@ -41,6 +44,8 @@ class Conversion:
     pico: int
     currency: str
     text: str
+    age_days: int = 0
+    """How much older than the day asked about the oldest rate is that was used."""
 
 
 def load_rates(folder: str | Path | None = None) -> tuple[Rate, ...]:
@@ -85,7 +90,23 @@ def convert(pico: int, currency: str, to: str, day: date, rates: Sequence[Rate])
     for rate, backwards in path:
         factor *= 1 / Fraction(rate.rate) if backwards else Fraction(rate.rate)
         steps.append(f"1 {rate.base} = {rate.rate} {rate.quote} on {rate.day} ({rate.source})")
-    return Conversion(round(pico * factor), to, "; ".join(steps))
+    age = max((day - date.fromisoformat(rate.day)).days for rate, _ in path)
+    return Conversion(round(pico * factor), to, "; ".join(steps), age)
+
+
+def rate_notes(conversions: Iterable[Conversion]) -> tuple[str, ...]:
+    """The sentences that name the rates that were used, each once; a rate that had gone stale is a warning."""
+    oldest: dict[str, int] = {}
+    for one in conversions:
+        if one.text:
+            oldest[one.text] = max(one.age_days, oldest.get(one.text, 0))
+    return tuple(_noted(text, age) for text, age in sorted(oldest.items()))
+
+
+def _noted(text: str, age_days: int) -> str:
+    if age_days <= STALE_DAYS:
+        return text
+    return f"warning: {text}: {age_days} days older than what it converts; add a newer rate to conf/pricing/fx.yaml"
 
 
 def _path(start: str, end: str, day: date, rates: Sequence[Rate]) -> list[tuple[Rate, bool]] | None:

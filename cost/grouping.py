@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, date, datetime, tzinfo
 
 from cost.attribution import Line, Lines, attribute
 from cost.billing import BillingRule
 from cost.chargeback import COST_CENTER, charged_back, sweeps_chargeback
 from cost.closing import book_as_of, changes_since
-from cost.fx import convert, load_rates
+from cost.fx import Conversion, convert, load_rates, rate_notes
 from cost.ledger import Ledger
 from cost.money import largest_remainder
 from cost.periods import PERIODS, period_edges, period_name
@@ -69,8 +69,14 @@ def grouped_report(
     if scope.as_of_ns is not None:
         changes = changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
         notes += tuple(change.text for change in changes)
+    simulated = [state for state in found.leases if state.lease.simulated]
+    if scope.sweep_id is None and simulated:
+        notes += ("Simulated sweeps are left out; see one with: python -m cost report --sweep NAME",)
+    # Simulated time runs ahead of the world's: its report is of its own end, not of an earlier moment.
+    ends = [state.to_ns or 0 for state in simulated] if scope.sweep_id else []
+    at_ns = max([now_ns, *ends]) if scope.as_of_ns is None else now_ns
     what = f"sweep {scope.sweep_id}" if scope.sweep_id else "all leases"
-    return Report(f"{what} by {scope.by}", now_ns, rows, open_leases(lines, found), notes)
+    return Report(f"{what} by {scope.by}", at_ns, rows, open_leases(lines, found), notes)
 
 
 def scoped_lines(
@@ -102,14 +108,14 @@ def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[
         MissingRateError: a rate is missing.
     """
     rates = load_rates(book.folder)
-    notes: set[str] = set()
+    used: dict[tuple[str, date], Conversion] = {}
     found: list[Line] = []
     for line in lines:
         day = datetime.fromtimestamp(line.from_ns // 10**9, UTC).date()
         conversion = convert(line.pico, line.lease.currency, currency, day, rates)
-        notes.add(conversion.text)
+        used[line.lease.currency, day] = conversion
         found.append(replace(line, pico=conversion.pico, lease=replace(line.lease, currency=currency)))
-    return tuple(found), tuple(sorted(notes - {""}))
+    return tuple(found), rate_notes(used.values())
 
 
 def _in_scope(line: Line, scope: Scope) -> bool:

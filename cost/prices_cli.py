@@ -37,7 +37,7 @@ import_app = typer.Typer(
 )
 prices_app.add_typer(import_app, name="import")
 
-FolderOption = Annotated[Path, typer.Option("--pricing", help="Folder of the price book.")]
+FolderOption = Annotated[Path, typer.Option("--pricing", help="Folder of the price book.", show_default="conf/pricing")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be written; write nothing.")]
 FromOption = Annotated[str, typer.Option("--valid-from", help="Day from which the prices hold; default: today.")]
@@ -123,9 +123,9 @@ def show_price(
 def lint_prices(
     max_price_age_days: Annotated[int, typer.Option(help="Prices read longer ago than this are reported.")] = 180,
     folder: FolderOption = DEFAULT_FOLDER,
-    machines: Annotated[Path, typer.Option(help="Folder of machine files whose SKUs must have a price.")] = ROOT
-    / "conf"
-    / "machine",
+    machines: Annotated[
+        Path, typer.Option(help="Folder of machine files whose SKUs must have a price.", show_default="conf/machine")
+    ] = ROOT / "conf" / "machine",
     as_json: JsonOption = False,
 ) -> None:
     """What is wrong in the price book; silent when nothing is."""

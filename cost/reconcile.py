@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cost.attribution import BY_BILL, Line, attribute
 from cost.billing import BillingRule, load_rules, rule_for
 from cost.bills import Bill, BillLine, day_text, period_of
-from cost.fx import Rate, convert
+from cost.fx import Conversion, Rate, convert, rate_notes
 from cost.money import largest_remainder
 from cost.prices import PriceBook, PriceRow, pico_per_hour
 from cost.records import Correction, Lease, LeaseState
@@ -133,7 +133,7 @@ def reconcile(
     states = {s.lease.lease_id: s for s in found.leases}
     books = _Books(by_lease, book, rates, rules)
     matched, missing = _match(bill, found.leases)
-    notes: set[str] = set()
+    notes: list[Conversion] = []
     comparisons: list[Comparison] = []
     for lease_id, lines in matched.items():
         comparisons += _compare_lease(books, states[lease_id].lease, lines, (first, last), notes)
@@ -144,7 +144,7 @@ def reconcile(
         lease = states[lease_id].lease
         if lease_id not in matched and pico and (lease.provider in providers or not providers):
             unbilled.append((lease, pico))
-    return Reconciliation(bill, tuple(comparisons), tuple(missing), tuple(unbilled), tuple(sorted(notes)))
+    return Reconciliation(bill, tuple(comparisons), tuple(missing), tuple(unbilled), rate_notes(notes))
 
 
 def _match(bill: Bill, states: Iterable[LeaseState]) -> tuple[dict[str, list[BillLine]], list[BillLine]]:
@@ -176,7 +176,7 @@ def _overlap(line: BillLine, state: LeaseState) -> int:
 
 
 def _compare_lease(
-    books: _Books, lease: Lease, lines: list[BillLine], period: tuple[int, int], notes: set[str]
+    books: _Books, lease: Lease, lines: list[BillLine], period: tuple[int, int], notes: list[Conversion]
 ) -> list[Comparison]:
     daily = all(line.from_ns // DAY_NS == (max(line.to_ns, line.from_ns + 1) - 1) // DAY_NS for line in lines)
     billed: dict[tuple[int, str], list[BillLine]] = defaultdict(list)
@@ -201,7 +201,7 @@ def _compare(
     span: tuple[int, int],
     billed: list[BillLine],
     booked: list[Line],
-    notes: set[str],
+    notes: list[Conversion],
 ) -> Comparison:
     foreign = any(line.currency != lease.currency for line in billed)
     bill_pico = 0
@@ -209,8 +209,7 @@ def _compare(
         day = datetime.fromtimestamp(line.from_ns // NS, UTC).date()
         conversion = convert(line.pico, line.currency, lease.currency, day, books.rates)
         bill_pico += conversion.pico
-        if conversion.text:
-            notes.add(conversion.text)
+        notes.append(conversion)
     ledger_pico = sum(line.pico for line in booked)
     idle = sum(line.pico for line in booked if not line.trial_id and line.category != "billing_increment")
     made = Comparison(lease, kind, *span, bill_pico, ledger_pico, idle if kind == "machine" else 0, ())

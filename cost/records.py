@@ -37,7 +37,15 @@ class StoreError(LedgerError):
 
 
 class NoLedgerError(StoreError):
-    """There is no ledger at this place yet."""
+    """There is no ledger at this place yet, or nothing in it."""
+
+
+def nothing_yet(place: object) -> str:
+    """What to say where there is no ledger, or an empty one."""
+    return (
+        f"there is nothing in the ledger at {place} yet; run a sweep (python sweep.py +stage=smoke), enter a machine "
+        "(python -m cost leases open), or name another folder with --root"
+    )
 
 
 @dataclass(frozen=True)

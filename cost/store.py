@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError as DatabaseIntegrityError
 
 from cost import schema
 from cost.backup import backups_of, copy_sqlite
-from cost.records import IntegrityError, LedgerError, NoLedgerError, StoreError
+from cost.records import IntegrityError, LedgerError, NoLedgerError, StoreError, nothing_yet
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -136,7 +136,7 @@ class Store:
             if revision == schema.HEAD:
                 return
             if revision is None and not migrate:
-                raise NoLedgerError(f"there is no ledger in {self.place} yet; a sweep makes one")
+                raise NoLedgerError(nothing_yet(self.place))
             from cost.migrations import run
 
             if revision is not None and revision not in run.revisions():
@@ -225,7 +225,7 @@ def _check_place(path: Path, create: bool) -> None:
     if path.exists():
         return
     if not create:
-        raise NoLedgerError(f"there is no ledger at {path} yet; a sweep makes one, or name another folder with --root")
+        raise NoLedgerError(nothing_yet(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -105,7 +105,7 @@ def _open(root: Path, db: str | None) -> Ledger:
     try:
         return Ledger.open(db or root / "ledger.db", create=False, read_only=True)
     except StoreError as error:
-        typer.echo(f"{error}\nStart one with: python sweep.py +stage=smoke", err=True)
+        typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
 
 

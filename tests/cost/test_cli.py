@@ -134,7 +134,7 @@ def test_days_of_any_zone_add_up_to_the_range(report):
 def test_another_currency_names_rate_day_and_source(report):
     body = json.loads(report("--by", "sweep", "--currency", "EUR", "--json"))
     assert body["currency"] == "EUR"
-    assert body["notes"] == ["1 EUR = 1.25 USD on 2026-11-01 (a bank)"]
+    assert [note.split(": ")[1] for note in body["notes"]] == ["1 EUR = 1.25 USD on 2026-11-01 (a bank)"]
     dollars = Decimal(json.loads(report("--by", "sweep", "--json"))["total"])
     assert Decimal(body["total"]) == pytest.approx(dollars / Decimal("1.25"), abs=Decimal("1e-9"))
     assert "no exchange rate" in report("--by", "sweep", "--currency", "CNY", code=2)
@@ -204,7 +204,7 @@ def test_what_cannot_be_reported_is_said_in_one_message(report, arguments, messa
 @pytest.mark.parametrize("command", ["report", "check", "leases list"])
 def test_without_a_ledger_the_message_says_how_to_start_one(command, tmp_path):
     text = run(*command.split(), "--root", tmp_path / "nothing", code=2)
-    assert "there is no ledger" in text
+    assert "there is nothing in the ledger at" in text
     assert "python sweep.py +stage=smoke" in text
     assert not (tmp_path / "nothing").exists()
 
@@ -371,3 +371,71 @@ def test_a_ledger_is_copied_and_put_back(root, pricing):
     assert f"the one before is {root / 'ledger.db.aside1'}" in text
     assert json.loads(run("report", *place, "--pricing", pricing, "--by", "sweep", "--json"))["total"] == before
     assert "no whole ledger" in run("restore", pricing / "fx.yaml", *place, code=2)
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path, clock: FakeClock, make_lease, pricing: Path) -> Path:
+    """Books of one machine that a hand opened and closed after an hour."""
+    folder = tmp_path / "by-hand"
+    with Ledger.open(folder / "ledger.db", clock) as ledger:
+        ledger.open_lease(make_lease(sku="box", provider="cloud", opened_by="hand"))
+        clock.advance_seconds(HOUR)
+        ledger.close_lease("L1", "done")
+    return folder
+
+
+def test_a_report_on_machines_that_no_sweep_used_is_by_category(by_hand, pricing):
+    found = json.loads(run("report", "--root", by_hand, "--pricing", pricing, "--json"))
+    assert found["title"] == "all leases by category"
+    assert [(row["name"], row["cost"]) for row in found["groups"]] == [("unassigned", "8.1")]
+
+
+def test_no_ledger_and_an_empty_one_are_the_same_message(tmp_path, pricing):
+    with Ledger.open(tmp_path / "none1" / "ledger.db"):
+        pass
+    said = [run("report", "--root", tmp_path / name, "--pricing", pricing, code=2) for name in ("none1", "none2")]
+    assert said[0].replace("none1", "none2") == said[1]
+    assert "there is nothing in the ledger at" in said[0]
+
+
+@pytest.fixture
+def simulated(tmp_path: Path, clock: FakeClock, make_lease, pricing: Path) -> Path:
+    """Books of one simulated sweep, which ended long after the world's now."""
+    folder, ahead = tmp_path / "simulated", FakeClock(utc=4_000_000_000 * 10**9)
+    with Ledger.open(folder / "ledger.db", ahead) as ledger:
+        ledger.open_lease(make_lease(sku="box", provider="cloud", tags={"simulated": "true"}))
+        ledger.attach("L1", "s1")
+        ahead.advance_seconds(HOUR)
+        ledger.detach("L1", "s1", "done")
+    return folder
+
+
+def test_simulated_sweeps_that_are_left_out_are_said_to_be(simulated, pricing):
+    said = run("report", "--root", simulated, "--pricing", pricing, "--by", "category")
+    assert said.splitlines()[-1].startswith(
+        "Simulated sweeps are left out; see one with: python -m cost report --sweep"
+    )
+
+
+def test_a_report_on_a_simulated_sweep_is_of_no_moment_before_its_end(simulated, pricing):
+    found = json.loads(run("report", "--root", simulated, "--pricing", pricing, "--json"))
+    assert found["at"] == "2096-10-02T08:06:40Z"
+
+
+def test_an_old_exchange_rate_is_named_with_its_day_and_warned_about(root, pricing):
+    said = run("report", "--root", root, "--pricing", pricing, "--by", "sweep", "--currency", "EUR")
+    (note,) = [line for line in said.splitlines() if "1 EUR" in line]
+    assert note.startswith("warning: 1 EUR = 1.25 USD on 2026-11-01 (a bank): 2")
+    assert note.endswith("days older than what it converts; add a newer rate to conf/pricing/fx.yaml")
+
+
+@pytest.mark.parametrize("command", ["list", "show", "lint", "add", "import skypilot", "import aws", "import gpuhunt"])
+def test_help_names_no_folder_of_this_machine(command):
+    said = run("prices", *command.split(), "--help")
+    assert str(Path(__file__).parents[2]) not in "".join(said.split())
+
+
+def test_the_help_of_a_limit_says_that_it_stops_nothing():
+    said = " ".join(run("budget", "--help").split())
+    assert "It stops nothing" in said
+    assert "budget.sweep_limit" in said

@@ -48,7 +48,7 @@ def test_what_was_committed_is_synchronised_to_the_disk(file):
 
 def test_a_ledger_that_is_not_there_is_not_made_by_a_reader(file):
     for create, read_only in ((True, True), (False, False)):
-        with pytest.raises(NoLedgerError, match="no ledger at"):
+        with pytest.raises(NoLedgerError, match="nothing in the ledger at"):
             Ledger.open(file, create=create, read_only=read_only)
     assert not file.exists()
 
