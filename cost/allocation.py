@@ -20,9 +20,10 @@ from cost.schema import MICRO_PER_CARD
 
 OVERHEADS = (
     *("startup", "idle", "teardown", "unassigned", "billing_increment", "unused_commitment"),
-    *("storage", "egress", "requests", "fee", "tax", "credit", "refund", "fx", "adjustment"),
+    *("storage", "egress", "requests", "fee", "tax", "credit", "refund", "fx", "adjustment", "purchase"),
 )
-"""What is not inside a trial. `unassigned` is time in which no sweep was attached to the machine."""
+"""What is not inside a trial. `unassigned` is time in which no sweep was attached to the machine; a `purchase` costs
+nothing by itself, since what was bought is amortised over its time, but it is what is billed."""
 
 CATEGORIES = (*PHASES, "lost_work", *(name for name in OVERHEADS if name not in PHASES))
 """Every category there is, in the order of the report's columns."""

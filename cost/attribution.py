@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from cost import facts, schema
+from cost import commitments, facts, schema
 from cost.allocation import Allocation, LeaseFacts, UsageFacts, allocate
 from cost.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
 from cost.journal import Journal
@@ -57,11 +57,22 @@ class Line:
     flags: tuple[str, ...] = ()
     status: str = "estimated"
     """How firm it is: one of `status.STATUSES`."""
+    commitment: str = ""
+    """The commitment that it is a part of: paid for before."""
+    paid_pico: int = 0
+    """Of a purchase: what was paid."""
 
     @property
     def imputed(self) -> bool:
         """Own hardware: a cost, but on nobody's bill."""
         return self.lease.purchase == "own" or (self.price is not None and self.price.per == "kwh")
+
+    @property
+    def billed_pico(self) -> int:
+        """The part that somebody sends a bill for."""
+        if self.lease.simulated or self.imputed:
+            return 0
+        return self.paid_pico if self.commitment else self.pico
 
 
 @dataclass(frozen=True)
@@ -92,19 +103,20 @@ def attribute(
         PriceError: a price or a billing rule is missing that the lease had when it was opened.
     """
     rules = rules_of(book) if rules is None else rules
-    invoiced = invoiced_spans(ledger, as_of_ns)
+    invoiced, bought = invoiced_spans(ledger, as_of_ns), commitments.load(ledger, as_of_ns)
     with ledger.read() as connection:
         everything = _read(connection, sweep_id, as_of_ns)
+        states = facts.lease_states(connection, as_of_ns=as_of_ns) if bought else []
         lines = _corrections(connection, everything, as_of_ns, invoiced)
-    found: list[Line] = []
+    used = commitments.use(bought, states, now_ns, cuts)
+    found: list[Line] = [] if sweep_id is not None else _unused_lines(used, now_ns)
     usages: dict[tuple[str, UsageKey], Usage] = {}
     for one in everything:
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
-        prices = price_series(one.state.lease, book)
-        rows = {row.hash: row for row in prices}
+        whole, rows = charged(one.state, book, rules, now_ns, used)
         spans = invoiced.get(one.state.lease.lease_id, ())
         edges = sorted({*cuts, *(edge for span in spans for edge in span)}) if spans else cuts
-        segments = cut(lease_charge(one.state, prices, rules, now_ns), edges, _rates(one.state.lease, rows))
+        segments = cut(whole, edges, _rates(one.state.lease, rows))
         statuses = [status_at(one.state, segment.from_ns, spans) for segment in segments]
         found += _lines(one, segments, rows, allocate(one, segments), statuses)
     return Lines((*found, *lines), usages, tuple(one.state for one in everything))
@@ -155,6 +167,53 @@ def lease_charge(
     rule = rule_for(rules, prices[0].provider, prices[0].purchase)
     watts = lease.watts if lease.watts is not None else 0
     return charge(state.from_ns, to_ns, rule=rule, prices=prices, cards=lease.cards, watts=watts, ended=ended)
+
+
+def charged(
+    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, used: commitments.Usage
+) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
+    """What a lease has cost, and the price rows that its segments name by hash: by its commitment while that lasts, by
+    the price book else.
+
+    Raises:
+        PriceError: a price or a billing rule is missing that it needs.
+    """
+    covered = used.covered.get(state.lease.lease_id)
+    if covered is None:
+        prices = price_series(state.lease, book)
+        return lease_charge(state, prices, rules, now_ns), {row.hash: row for row in prices}
+    start, stop = covered.segments[0].from_ns, covered.segments[-1].to_ns
+    end = max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
+    prices = price_series(state.lease, book) if state.from_ns < start or stop < end else ()
+    before, after = tuple[Segment, ...](), tuple[Segment, ...]()
+    if state.from_ns < start:
+        before = lease_charge(replace(state, to_ns=start, how=""), prices, rules, now_ns)
+    if stop < end:
+        after = lease_charge(replace(state, from_ns=stop), prices, rules, now_ns)
+    return (*before, *covered.segments, *after), {row.hash: row for row in prices}
+
+
+def _commitment(segment: Segment) -> str:
+    name = segment.price_hash
+    return name.removeprefix(commitments.PREFIX) if name.startswith(commitments.PREFIX) else ""
+
+
+def _unused_lines(used: commitments.Usage, now_ns: int) -> list[Line]:
+    """What was bought, when it was, and what of it nobody used."""
+    found = []
+    for one in used.bought:
+        line = Line(one.lease, "", "", 0, "purchase", 0, 0, one.from_ns, one.from_ns, None, False)
+        found.append(replace(line, status="provisional", commitment=one.name, paid_pico=one.price.pico))
+    for rest in used.unused:
+        one = rest.commitment
+        status = "estimated" if now_ns < one.to_ns else "provisional"
+        found.append(
+            Line(
+                *(one.lease, "", "", 0, "unused_commitment", rest.pico, rest.micro_card_ns),
+                *(rest.from_ns, rest.to_ns, None, False, (), status, one.name),
+            )
+        )
+    return found
 
 
 def cut(
@@ -237,7 +296,8 @@ def _lines(
         price = rows.get(segment.price_hash)
         line = Line(
             *(lease, share.sweep_id, share.trial_id, share.attempt, share.category, share.pico, share.micro_card_ns),
-            *(segment.from_ns, segment.to_ns, price, not rows, flags, statuses[share.segment]),
+            *(segment.from_ns, segment.to_ns, price, not segment.price_hash, flags, statuses[share.segment]),
+            commitment=_commitment(segment),
         )
         totals = by_segment[share.segment]
         totals[share.sweep_id] = totals.get(share.sweep_id, 0) + share.pico

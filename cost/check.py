@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from cost import schema
+from cost import commitments, schema
 from cost.allocation import CATEGORIES
-from cost.attribution import Lines, attribute, lease_charge, price_series, rules_of
+from cost.attribution import Lines, attribute, charged, rules_of
 from cost.billing import BillingRule, total
 from cost.clock import NS_PER_SECOND
 from cost.closing import closed_months, month_totals
@@ -39,6 +39,7 @@ class _Books:
     rules: Sequence[BillingRule]
     now_ns: int
     lines: Lines
+    used: commitments.Usage
 
 
 def run_checks(
@@ -46,25 +47,27 @@ def run_checks(
 ) -> list[Finding]:
     """Every check, in order of name. Where a price is missing, only `priced` is run: the others need it."""
     rules = rules_of(book) if rules is None else rules
-    found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns)]
+    used = commitments.use(commitments.load(ledger), ledger.leases(), now_ns)
+    found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, used)]
     if any("UNPRICED" not in finding.what for finding in found):
         return found
-    books = _Books(ledger, book, rules, now_ns, attribute(ledger, book, now_ns, rules=rules))
+    books = _Books(ledger, book, rules, now_ns, attribute(ledger, book, now_ns, rules=rules), used)
     for name, check in sorted(CHECKS.items()):
         found += [Finding(name, where, what) for where, what in check(books)]
     return found
 
 
-def _unpriced(ledger: Ledger, book: PriceBook, rules: Sequence[BillingRule], now_ns: int) -> Iterator[tuple[str, str]]:
+def _unpriced(
+    ledger: Ledger, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, used: commitments.Usage
+) -> Iterator[tuple[str, str]]:
     for state in ledger.leases():
         where = f"lease {state.lease.lease_id}"
         try:
-            prices = price_series(state.lease, book)
-            lease_charge(state, prices, rules, now_ns)
+            segments, _ = charged(state, book, rules, now_ns, used)
         except PriceError as error:
             yield where, str(error)
             continue
-        if not prices:
+        if not all(segment.price_hash for segment in segments):
             yield where, f"UNPRICED: SKU {state.lease.sku!r} has no price; python -m cost prices add {state.lease.sku}"
 
 
@@ -75,11 +78,10 @@ def _conservation(books: _Books) -> Iterator[tuple[str, str]]:
         if "corrected" not in line.flags and line.category != "tax":
             attributed[line.lease.lease_id] += line.pico
     for state in books.lines.leases:
-        prices = price_series(state.lease, books.book)
-        charged = total(lease_charge(state, prices, books.rules, books.now_ns))
+        due = total(charged(state, books.book, books.rules, books.now_ns, books.used)[0])
         found = attributed[state.lease.lease_id]
-        if charged != found:
-            yield f"lease {state.lease.lease_id}", f"charged {pico_text(charged)}, attributed {pico_text(found)}"
+        if due != found:
+            yield f"lease {state.lease.lease_id}", f"charged {pico_text(due)}, attributed {pico_text(found)}"
 
 
 def _card_time(books: _Books) -> Iterator[tuple[str, str]]:
@@ -127,7 +129,7 @@ def _not_negative(books: _Books) -> Iterator[tuple[str, str]]:
         if state.to_ns is not None and state.to_ns < state.from_ns:
             yield f"lease {state.lease.lease_id}", f"ends {state.from_ns - state.to_ns} ns before it starts"
     for line in books.lines.lines:
-        if line.pico < 0 and "corrected" not in line.flags:
+        if line.pico < 0 and "corrected" not in line.flags and line.category != "unused_commitment":
             yield f"lease {line.lease.lease_id}", f"{line.category} of {pico_text(line.pico)} {line.lease.currency}"
 
 
@@ -192,11 +194,39 @@ def _categories(books: _Books) -> Iterator[tuple[str, str]]:
             yield f"lease {line.lease.lease_id}", f"{line.category!r} is no category; one of {', '.join(CATEGORIES)}"
 
 
+def _commitments(books: _Books) -> Iterator[tuple[str, str]]:
+    """What was bought is used or unused, exactly; and no more of it is used than there is."""
+    found: dict[str, int] = defaultdict(int)
+    for line in books.lines.lines:
+        if line.commitment and line.category != "tax":
+            found[line.commitment] += line.pico
+    for one in books.used.bought:
+        due = one.amortised(books.now_ns)
+        if found[one.name] != due:
+            yield f"commitment {one.name}", f"{pico_text(due)} amortised, {pico_text(found[one.name])} attributed"
+    covered = [(c.commitment, lease_id, c.segments) for lease_id, c in books.used.covered.items()]
+    cards = {state.lease.lease_id: state.lease.cards for state in books.lines.leases}
+    for one in books.used.bought:
+        events = [
+            (at, change)
+            for other, lease_id, segments in covered
+            if other == one
+            for at, change in ((segments[0].from_ns, cards[lease_id]), (segments[-1].to_ns, -cards[lease_id]))
+        ]
+        held = 0
+        for at_ns, change in sorted(events):
+            held += change
+            if held > one.cards:
+                yield f"commitment {one.name}", f"{held} cards run on the {one.cards} bought, at {utc_text(at_ns)}"
+                break
+
+
 CHECKS: dict[str, Callable[[_Books], Iterator[tuple[str, str]]]] = {
     "card_time": _card_time,
     "cards": _cards,
     "categories": _categories,
     "closed": _closed,
+    "commitments": _commitments,
     "conservation": _conservation,
     "frozen": _frozen,
     "idempotency": _idempotency,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, refusing
+from cost.commitments_cli import commitments_app
 from cost.leases_cli import leases_app
 from cost.prices_cli import prices_app
 from cost.reconcile_cli import reconcile
@@ -28,6 +29,7 @@ app = typer.Typer(
     epilog="Examples:  python -m cost report  |  python -m cost report --by day --json  |  python -m cost check",
 )
 app.add_typer(leases_app, name="leases")
+app.add_typer(commitments_app, name="commitments")
 app.add_typer(prices_app, name="prices")
 app.command()(reconcile)
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from cost.attribution import attribute, price_series
+from cost import commitments
+from cost.attribution import attribute, charged, rules_of
 from cost.billing import BillingRule
 from cost.ledger import Ledger
 from cost.money import Money, pico_text
@@ -86,7 +87,10 @@ def close_month(
             + (f" (and {len(findings) - 1} more; see python -m cost check)" if len(findings) > 1 else "")
         )
     totals = month_totals(ledger, book, period, now_ns, rules=rules)
-    rows = [row for state in ledger.leases() for row in price_series(state.lease, book)]
+    states = ledger.leases()
+    used = commitments.use(commitments.load(ledger), states, now_ns)
+    kept = rules_of(book) if rules is None else rules
+    rows = [row for state in states for row in charged(state, book, kept, now_ns, used)[1].values()]
     with ledger.transaction():
         ledger.remember_prices(rows)
         ledger.freeze(period)

@@ -100,6 +100,7 @@ class _Charge:
     line: Line
     period: tuple[int, int]
     pico: int = 0
+    billed_pico: int = 0
     micro_card_ns: int = 0
     from_ns: int = 0
     to_ns: int = 0
@@ -153,12 +154,13 @@ def _gather(lines: Iterable[Line]) -> list[_Charge]:
                 f"add the price of its SKU with: {add_command(lease.sku, lease.purchase)}"
             )
         period = months.of(line.from_ns)
-        price = line.price.hash if line.price is not None else ""
+        price = line.price.hash if line.price is not None else line.commitment
         key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, period[0])
         charge = gathered.get(key)
         if charge is None:
             charge = gathered[key] = _Charge(line, period, from_ns=line.from_ns, to_ns=line.to_ns)
         charge.pico += line.pico
+        charge.billed_pico += line.billed_pico
         charge.micro_card_ns += line.micro_card_ns
         charge.from_ns = min(charge.from_ns, line.from_ns)
         charge.to_ns = max(charge.to_ns, line.to_ns)
@@ -209,7 +211,7 @@ def _row(charge: _Charge, prices: _Prices) -> dict[str, str]:
     cost = pico_text(charge.pico)
     row = {
         "AvailabilityZone": zone,
-        "BilledCost": "0" if line.imputed else cost,
+        "BilledCost": pico_text(charge.billed_pico),
         "BillingAccountId": lease.account or lease.provider,
         "BillingAccountName": "",
         "BillingCurrency": lease.currency,
@@ -247,7 +249,9 @@ def _row(charge: _Charge, prices: _Prices) -> dict[str, str]:
         "x_SweepId": line.sweep_id,
         "x_TrialId": line.trial_id,
     }
-    if line.price is not None:
+    if line.commitment:
+        row |= _committed(charge, row["x_CardHours"])
+    elif line.price is not None:
         row |= {"x_PriceHash": line.price.hash, "x_PriceSource": line.price.source}
         if category == "Usage":
             row |= _priced(charge, line.price, prices, row["x_CardHours"])
@@ -297,7 +301,39 @@ def _priced(charge: _Charge, price: PriceRow, prices: _Prices, card_hours: str) 
     return found
 
 
+def _committed(charge: _Charge, card_hours: str) -> dict[str, str]:
+    """The purchase of a commitment, or what it is amortised over: used or not, it was paid for by the purchase."""
+    line = charge.line
+    found = {
+        "CommitmentDiscountCategory": _COMMITMENTS.get(line.lease.purchase, "Usage"),
+        "CommitmentDiscountId": line.commitment,
+        "CommitmentDiscountType": line.lease.purchase,
+        "PricingCategory": "Committed",
+        "SkuId": line.lease.sku,
+        "SkuPriceId": f"{line.lease.sku}/{line.commitment}",
+        "x_PriceSource": f"commitment {line.commitment}",
+    }
+    if line.category == "purchase":
+        paid = pico_text(line.paid_pico)
+        whole = {"PricingQuantity": "1", "PricingUnit": "Units", "ContractedUnitPrice": paid, "ListUnitPrice": paid}
+        return found | whole | {"ListCost": paid, "ContractedCost": paid}
+    hours = Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)
+    unit = _decimal(Fraction(charge.pico, PICO) / hours) if hours else "0"
+    unused = line.category == "unused_commitment"
+    return found | {
+        "CommitmentDiscountStatus": "Unused" if unused else "Used",
+        "ConsumedQuantity": "" if unused else card_hours,
+        "ConsumedUnit": "" if unused else "GPU-Hours",
+        "ContractedUnitPrice": unit,
+        "ListUnitPrice": unit,
+        "PricingQuantity": _decimal(hours, 18),
+        "PricingUnit": "GPU-Hours",
+    }
+
+
 def _category(line: Line) -> str:
+    if line.commitment:
+        return "Purchase" if line.category == "purchase" else "Usage"
     if line.category == "tax":
         return "Tax"
     if line.category == "credit":
@@ -318,9 +354,10 @@ def _set_ratios(charges: Sequence[_Charge]) -> None:
     """Each charge's share of its origin charge (a lease at one price in one period); the shares sum to exactly 1."""
     origins: dict[tuple, list[_Charge]] = defaultdict(list)
     for charge in charges:
-        if charge.line.price is not None and charge.line.category != "tax":
-            lease = charge.line.lease.lease_id
-            origins[lease, charge.line.price.hash, charge.period[0]].append(charge)
+        line = charge.line
+        if (line.price is not None or line.commitment) and line.category not in ("tax", "purchase"):
+            price = line.price.hash if line.price is not None else line.commitment
+            origins[line.lease.lease_id, price, charge.period[0]].append(charge)
     for origin in origins.values():
         weights = [c.pico for c in origin]
         if not any(weights):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
+from functools import partial
 
-from cost.attribution import lease_charge, price_series, rules_of
+from cost import commitments
+from cost.attribution import charged, rules_of
 from cost.billing import BillingRule, total
 from cost.ledger import SILENT_NS, Ledger
 from cost.money import Money, rounded
 from cost.output import UNPRICED, utc_text
-from cost.prices import PriceBook, in_force, pico_per_hour
+from cost.prices import NS_PER_HOUR, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.records import LeaseState
 
 IDLE_NS = 3600 * 10**9
@@ -69,31 +72,45 @@ def machines(
             busy.add(lease_id)
         else:
             last_end[lease_id] = max(usage.to_ns, last_end.get(lease_id, 0))
-    found = []
+    every, bought, found = ledger.leases(), commitments.load(ledger), []
     for state in ledger.leases(only_open=only_open):
         lease_id = state.lease.lease_id
         idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
-        found.append(_held(state, book, rules, now_ns, idle_since))
+        found.append(_held(state, book, rules, now_ns, idle_since, partial(commitments.use, bought, every)))
     return found
 
 
 def _held(
-    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, idle_since_ns: int | None
+    state: LeaseState,
+    book: PriceBook,
+    rules: Sequence[BillingRule],
+    now_ns: int,
+    idle_since_ns: int | None,
+    used_at: Callable[[int], commitments.Usage],
 ) -> Held:
     lease, unheard_since = state.lease, None
     if state.to_ns is not None or (idle_since_ns is not None and now_ns - idle_since_ns < IDLE_NS):
         idle_since_ns = None
     if state.to_ns is None and now_ns - state.last_heartbeat_ns >= SILENT_NS:
         unheard_since = state.last_heartbeat_ns
-    prices = price_series(lease, book)
-    if not prices:
+    segments, rows = charged(state, book, rules, now_ns, used_at(now_ns))
+    if not all(segment.price_hash for segment in segments):
         return Held(state, None, None, unheard_since, idle_since_ns, None)
-    cost = total(lease_charge(state, prices, rules, now_ns))
-    hourly = pico_per_hour(in_force(prices, now_ns) or prices[-1], lease.cards, lease.watts or Decimal(0))
+    cost = total(segments)
     since = unheard_since if unheard_since is not None else idle_since_ns
-    wasted = None if since is None else cost - total(lease_charge(state, prices, rules, since))
-    money = [None if pico is None else Money(pico, lease.currency) for pico in (cost, int(hourly * 24), wasted)]
+    wasted = None if since is None else cost - total(charged(state, book, rules, since, used_at(since))[0])
+    per_day = int(_hourly(state, tuple(rows.values()), now_ns, used_at(now_ns)) * 24)
+    money = [None if pico is None else Money(pico, lease.currency) for pico in (cost, per_day, wasted)]
     return Held(state, money[0], money[1], unheard_since, idle_since_ns, money[2])
+
+
+def _hourly(state: LeaseState, prices: tuple[PriceRow, ...], now_ns: int, used: commitments.Usage) -> Fraction:
+    """What the machine goes on to cost an hour, in 1e-12: its share of a commitment, or its price now."""
+    covered, lease = used.covered.get(state.lease.lease_id), state.lease
+    if covered is not None and (now_ns < covered.commitment.to_ns or not prices):
+        one = covered.commitment
+        return Fraction(one.price.pico * lease.cards, one.cards * (one.to_ns - one.from_ns)) * NS_PER_HOUR
+    return pico_per_hour(in_force(prices, now_ns) or prices[-1], lease.cards, lease.watts or Decimal(0))
 
 
 def _shown(money: Money | None) -> str:

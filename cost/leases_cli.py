@@ -67,6 +67,9 @@ def open_lease(
     account: Annotated[str, typer.Option(help="The account that pays.")] = "",
     owner: Annotated[str, typer.Option(help="Who answers for it.")] = "",
     project: Annotated[str, typer.Option(help="What it is for.")] = "",
+    commitment: Annotated[
+        str, typer.Option(help="The commitment that pays for it; `commitments list` names them.")
+    ] = "",
     tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
     allow_unpriced: Annotated[bool, typer.Option(help="Open it though it has no price: UNPRICED in reports.")] = False,
     root: Root = DEFAULT_ROOT,
@@ -76,38 +79,42 @@ def open_lease(
     """A machine that no sweep started is held from now, or from `--from`, on. Prints the lease's id."""
     import socket
 
+    from cost.commitments import TAG, load
     from cost.money import exact_decimal
     from cost.periods import instant_in, zone_of
     from cost.prices import MissingPriceError, PriceBook, pico_per_hour
-    from cost.records import Lease
+    from cost.records import Lease, LedgerError
 
     with opened(root, db, write=True, create=True) as ledger:
         now = ledger.now_ns()
         from_ns = now if since is None else instant_in(since, zone_of("UTC"))
+        paid = [one for one in load(ledger) if one.name == commitment]
+        if commitment and not paid:
+            raise LedgerError(f"there is no commitment {commitment!r}; enter it with: python -m cost commitments add")
         try:
             row = PriceBook.load(pricing).in_force(sku, from_ns, purchase=purchase, region=region or None)
         except MissingPriceError:
-            if not allow_unpriced:
+            if not allow_unpriced and not paid:
                 raise
             row = None
         power = None if watts is None else exact_decimal(watts, negative=False)
         if row is not None:
             pico_per_hour(row, cards, power or 0)
-        tags = dict(_pair(text) for text in tag or [])
+        tags = dict(_pair(text) for text in tag or []) | ({TAG: commitment} if commitment else {})
         name = instance or f"{socket.gethostname()}:{machine}"
         lease = Lease(
             lease_id=f"{name}-{from_ns:x}",
             instance_id=name,
             machine=machine,
             sku=sku,
-            provider=row.provider if row else "",
+            provider=row.provider if row else paid[0].provider if paid else "",
             cards=cards,
-            currency=row.currency if row else "USD",
+            currency=row.currency if row else paid[0].price.currency if paid else "USD",
             price_hash=row.hash if row else None,
             account=account,
             resource_id=resource,
             region=region,
-            purchase=row.purchase if row else purchase or "on_demand",
+            purchase=paid[0].kind if paid else row.purchase if row else purchase or "on_demand",
             watts=power,
             owner=owner,
             project=project,

@@ -128,7 +128,7 @@ def reconcile(
     found = attribute(ledger, book, now_ns, cuts=cuts, rules=rules)
     by_lease: dict[str, list[Line]] = defaultdict(list)
     for line in found.lines:
-        if first <= line.from_ns < last and not line.imputed:
+        if first <= line.from_ns < last and not line.imputed and not line.commitment:
             by_lease[line.lease.lease_id].append(line)
     states = {s.lease.lease_id: s for s in found.leases}
     books = _Books(by_lease, book, rates, rules)
@@ -412,7 +412,7 @@ def apply(
     first, last = period_of(done.bill)
     cuts = list(range(first, last + DAY_NS, DAY_NS))
     lines = attribute(ledger, book, now_ns, cuts=cuts, rules=rules).lines
-    within = [line for line in lines if first <= line.from_ns < last and not line.imputed]
+    within = [line for line in lines if first <= line.from_ns < last and not line.imputed and not line.commitment]
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for one in done.comparisons:
         spans[one.lease.lease_id].append((one.from_ns, one.to_ns))

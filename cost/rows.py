@@ -127,10 +127,11 @@ def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequ
             flags.add("simulated")
         elif line.imputed:
             flags.add("imputed")
-        else:
-            billed += line.pico
+        billed += line.billed_pico
         if line.price is not None:
             sources.add(line.price.source)
+        if line.commitment:
+            sources.add(f"commitment {line.commitment}")
     if unpriced:
         flags.add("UNPRICED")
     return Row(
