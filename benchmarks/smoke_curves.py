@@ -47,7 +47,7 @@ def draw(record: SweepRecord, out: Path) -> None:
     import matplotlib.pyplot as plt
 
     shown = [("reward", "reward"), ("entropy", "entropy (nats)"), ("clip_frac", "clip_frac, last update")]
-    figure, axes = plt.subplots(1, len(shown), figsize=(11, 3.2), layout="constrained")
+    figure, axes = plt.subplots(1, len(shown), figsize=(11, 3.5), layout="constrained")
     for axis, (name, title) in zip(axes, shown, strict=True):
         for trial in record.trials.values():
             rows = [(n, step_metrics(trial.steps[n], 1).get(name)) for n in sorted(trial.steps)]
@@ -57,7 +57,7 @@ def draw(record: SweepRecord, out: Path) -> None:
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
 
