@@ -18,12 +18,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from cost import commitments, facts, schema
+from cost import commitments, facts, metered, schema
 from cost.allocation import Allocation, LeaseFacts, UsageFacts, allocate
 from cost.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
 from cost.journal import Journal
 from cost.money import largest_remainder
-from cost.prices import NS_PER_HOUR, PriceBook, PriceRow, pico_per_hour
+from cost.prices import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, pico_per_hour
 from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
 from cost.status import Spans, invoiced_spans, status_at
 
@@ -103,17 +103,17 @@ def attribute(
         PriceError: a price or a billing rule is missing that the lease had when it was opened.
     """
     rules = rules_of(book) if rules is None else rules
-    invoiced, bought = invoiced_spans(ledger, as_of_ns), commitments.load(ledger, as_of_ns)
+    invoiced = invoiced_spans(ledger, as_of_ns)
     with ledger.read() as connection:
         everything = _read(connection, sweep_id, as_of_ns)
-        states = facts.lease_states(connection, as_of_ns=as_of_ns) if bought else []
+        states = facts.lease_states(connection, as_of_ns=as_of_ns)
         lines = _corrections(connection, everything, as_of_ns, invoiced)
-    used = commitments.use(bought, states, now_ns, cuts)
-    found: list[Line] = [] if sweep_id is not None else _unused_lines(used, now_ns)
+    other = beside(ledger, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
+    found: list[Line] = [] if sweep_id is not None else _unused_lines(other.used, now_ns)
     usages: dict[tuple[str, UsageKey], Usage] = {}
     for one in everything:
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
-        whole, rows = charged(one.state, book, rules, now_ns, used)
+        whole, rows = charged(one.state, book, rules, now_ns, other)
         spans = invoiced.get(one.state.lease.lease_id, ())
         edges = sorted({*cuts, *(edge for span in spans for edge in span)}) if spans else cuts
         segments = cut(whole, edges, _rates(one.state.lease, rows))
@@ -169,16 +169,49 @@ def lease_charge(
     return charge(state.from_ns, to_ns, rule=rule, prices=prices, cards=lease.cards, watts=watts, ended=ended)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What bears on the cost of leases beside their time: commitments, and resources that were counted."""
+
+    used: commitments.Usage
+    counted: Mapping[str, Sequence[metered.Metered]]
+    """By lease."""
+
+
+def beside(
+    ledger: Journal,
+    states: Sequence[LeaseState],
+    now_ns: int,
+    *,
+    cuts: Sequence[int] = (),
+    as_of_ns: int | None = None,
+) -> Beside:
+    """What the books know of it. `states`: all leases."""
+    bought = commitments.load(ledger, as_of_ns)
+    return Beside(commitments.use(bought, states, now_ns, cuts), metered.load(ledger, as_of_ns))
+
+
 def charged(
-    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, used: commitments.Usage
+    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, beside: Beside
 ) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
-    """What a lease has cost, and the price rows that its segments name by hash: by its commitment while that lasts, by
-    the price book else.
+    """What a lease has cost, and the price rows that its segments name by hash: its time by its commitment while that
+    lasts, and by the price book else; then the resources that were counted.
 
     Raises:
         PriceError: a price or a billing rule is missing that it needs.
     """
-    covered = used.covered.get(state.lease.lease_id)
+    time, rows = _time_charged(state, book, rules, now_ns, beside.used.covered.get(state.lease.lease_id))
+    more, of_more = metered.segments(beside.counted.get(state.lease.lease_id, ()), state, book, rules)
+    return (*time, *more), {**rows, **of_more}
+
+
+def _time_charged(
+    state: LeaseState,
+    book: PriceBook,
+    rules: Sequence[BillingRule],
+    now_ns: int,
+    covered: commitments.Covered | None,
+) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
     if covered is None:
         prices = price_series(state.lease, book)
         return lease_charge(state, prices, rules, now_ns), {row.hash: row for row in prices}
@@ -249,7 +282,11 @@ def cut(
 
 def _rates(lease: Lease, rows: Mapping[str, PriceRow]) -> Callable[[Segment], Fraction]:
     watts = lease.watts if lease.watts is not None else 0
-    per_ns = {digest: pico_per_hour(row, lease.cards, watts) / NS_PER_HOUR for digest, row in rows.items()}
+    per_ns = {
+        digest: pico_per_hour(row, lease.cards, watts) / NS_PER_HOUR
+        for digest, row in rows.items()
+        if row.per in PER_HOUR
+    }
     return lambda segment: per_ns.get(segment.price_hash, Fraction(0))
 
 

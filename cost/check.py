@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from cost import commitments, schema
+from cost import schema
 from cost.allocation import CATEGORIES
-from cost.attribution import Lines, attribute, charged, rules_of
+from cost.attribution import Beside, Lines, attribute, beside, charged, rules_of
 from cost.billing import BillingRule, total
 from cost.clock import NS_PER_SECOND
 from cost.closing import closed_months, month_totals
@@ -39,7 +39,7 @@ class _Books:
     rules: Sequence[BillingRule]
     now_ns: int
     lines: Lines
-    used: commitments.Usage
+    other: Beside
 
 
 def run_checks(
@@ -47,23 +47,23 @@ def run_checks(
 ) -> list[Finding]:
     """Every check, in order of name. Where a price is missing, only `priced` is run: the others need it."""
     rules = rules_of(book) if rules is None else rules
-    used = commitments.use(commitments.load(ledger), ledger.leases(), now_ns)
-    found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, used)]
+    other = beside(ledger, ledger.leases(), now_ns)
+    found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]
     if any("UNPRICED" not in finding.what for finding in found):
         return found
-    books = _Books(ledger, book, rules, now_ns, attribute(ledger, book, now_ns, rules=rules), used)
+    books = _Books(ledger, book, rules, now_ns, attribute(ledger, book, now_ns, rules=rules), other)
     for name, check in sorted(CHECKS.items()):
         found += [Finding(name, where, what) for where, what in check(books)]
     return found
 
 
 def _unpriced(
-    ledger: Ledger, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, used: commitments.Usage
+    ledger: Ledger, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, other: Beside
 ) -> Iterator[tuple[str, str]]:
     for state in ledger.leases():
         where = f"lease {state.lease.lease_id}"
         try:
-            segments, _ = charged(state, book, rules, now_ns, used)
+            segments, _ = charged(state, book, rules, now_ns, other)
         except PriceError as error:
             yield where, str(error)
             continue
@@ -78,7 +78,7 @@ def _conservation(books: _Books) -> Iterator[tuple[str, str]]:
         if "corrected" not in line.flags and line.category != "tax":
             attributed[line.lease.lease_id] += line.pico
     for state in books.lines.leases:
-        due = total(charged(state, books.book, books.rules, books.now_ns, books.used)[0])
+        due = total(charged(state, books.book, books.rules, books.now_ns, books.other)[0])
         found = attributed[state.lease.lease_id]
         if due != found:
             yield f"lease {state.lease.lease_id}", f"charged {pico_text(due)}, attributed {pico_text(found)}"
@@ -200,13 +200,13 @@ def _commitments(books: _Books) -> Iterator[tuple[str, str]]:
     for line in books.lines.lines:
         if line.commitment and line.category != "tax":
             found[line.commitment] += line.pico
-    for one in books.used.bought:
+    for one in books.other.used.bought:
         due = one.amortised(books.now_ns)
         if found[one.name] != due:
             yield f"commitment {one.name}", f"{pico_text(due)} amortised, {pico_text(found[one.name])} attributed"
-    covered = [(c.commitment, lease_id, c.segments) for lease_id, c in books.used.covered.items()]
+    covered = [(c.commitment, lease_id, c.segments) for lease_id, c in books.other.used.covered.items()]
     cards = {state.lease.lease_id: state.lease.cards for state in books.lines.leases}
-    for one in books.used.bought:
+    for one in books.other.used.bought:
         events = [
             (at, change)
             for other, lease_id, segments in covered

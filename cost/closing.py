@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from cost import commitments
-from cost.attribution import attribute, charged, rules_of
+from cost.attribution import attribute, beside, charged, rules_of
 from cost.billing import BillingRule
 from cost.ledger import Ledger
 from cost.money import Money, pico_text
@@ -88,9 +87,9 @@ def close_month(
         )
     totals = month_totals(ledger, book, period, now_ns, rules=rules)
     states = ledger.leases()
-    used = commitments.use(commitments.load(ledger), states, now_ns)
+    other = beside(ledger, states, now_ns)
     kept = rules_of(book) if rules is None else rules
-    rows = [row for state in states for row in charged(state, book, kept, now_ns, used)[1].values()]
+    rows = [row for state in states for row in charged(state, book, kept, now_ns, other)[1].values()]
     with ledger.transaction():
         ledger.remember_prices(rows)
         ledger.freeze(period)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cost.attribution import Line, Lines
 from cost.money import largest_remainder, pico_text
-from cost.prices import PICO, MissingPriceError, PriceBook, PriceRow, add_command, instant_ns, pico_per_hour
+from cost.prices import PER_HOUR, PICO, MissingPriceError, PriceBook, PriceRow, add_command, instant_ns, pico_per_hour
 from cost.records import Lease, Usage
 from cost.schema import MICRO_PER_CARD
 from cost.status import least_firm
@@ -273,18 +273,18 @@ def _priced(charge: _Charge, price: PriceRow, prices: _Prices, card_hours: str) 
         effective = prices.beside(price, "effective", charge.from_ns)
     commitment = _COMMITMENTS.get(price.purchase, "")
     category = {"spot": "Dynamic"}.get(price.purchase, "Committed" if commitment else "Standard")
-    unused = charge.line.category == "unused_commitment"
+    timed = price.per in PER_HOUR
     found = {
-        "ConsumedQuantity": "" if unused else card_hours,
-        "ConsumedUnit": "" if unused else "GPU-Hours",
+        "ConsumedQuantity": card_hours if timed else _decimal(quantity, 18),
+        "ConsumedUnit": "GPU-Hours" if timed else _UNITS[price.per],
         "ContractedUnitPrice": format(charged, "f"),
         "ListUnitPrice": format(listed, "f"),
         "PricingCategory": category,
         "PricingQuantity": _decimal(quantity, 18),
         "PricingUnit": unit,
         "SkuId": price.sku,
-        "SkuMeter": "Energy" if price.per == "kwh" else "Machine time",
-        "SkuPriceDetails": _json({"GpuCount": lease.cards if price.per == "machine_hour" else 1}),
+        "SkuMeter": "Energy" if price.per == "kwh" else "Machine time" if timed else charge.line.category,
+        "SkuPriceDetails": _json({"GpuCount": lease.cards if price.per == "machine_hour" else 1}) if timed else "",
         "SkuPriceId": "/".join(filter(None, (price.sku, price.purchase, price.region, price.kind))),
     }
     if listed != charged:
@@ -295,7 +295,7 @@ def _priced(charge: _Charge, price: PriceRow, prices: _Prices, card_hours: str) 
         found |= {
             "CommitmentDiscountCategory": commitment,
             "CommitmentDiscountId": lease.tags.get("commitment", "") or price.sku,
-            "CommitmentDiscountStatus": "Unused" if unused else "Used",
+            "CommitmentDiscountStatus": "Used",
             "CommitmentDiscountType": price.purchase,
         }
     return found

@@ -9,12 +9,12 @@ from fractions import Fraction
 from functools import partial
 
 from cost import commitments
-from cost.attribution import charged, rules_of
+from cost.attribution import Beside, beside, charged, rules_of
 from cost.billing import BillingRule, total
 from cost.ledger import SILENT_NS, Ledger
 from cost.money import Money, rounded
 from cost.output import UNPRICED, utc_text
-from cost.prices import NS_PER_HOUR, PriceBook, PriceRow, in_force, pico_per_hour
+from cost.prices import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.records import LeaseState
 
 IDLE_NS = 3600 * 10**9
@@ -72,11 +72,11 @@ def machines(
             busy.add(lease_id)
         else:
             last_end[lease_id] = max(usage.to_ns, last_end.get(lease_id, 0))
-    every, bought, found = ledger.leases(), commitments.load(ledger), []
+    every, found = ledger.leases(), []
     for state in ledger.leases(only_open=only_open):
         lease_id = state.lease.lease_id
         idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
-        found.append(_held(state, book, rules, now_ns, idle_since, partial(commitments.use, bought, every)))
+        found.append(_held(state, book, rules, now_ns, idle_since, partial(beside, ledger, every)))
     return found
 
 
@@ -86,20 +86,20 @@ def _held(
     rules: Sequence[BillingRule],
     now_ns: int,
     idle_since_ns: int | None,
-    used_at: Callable[[int], commitments.Usage],
+    at: Callable[[int], Beside],
 ) -> Held:
     lease, unheard_since = state.lease, None
     if state.to_ns is not None or (idle_since_ns is not None and now_ns - idle_since_ns < IDLE_NS):
         idle_since_ns = None
     if state.to_ns is None and now_ns - state.last_heartbeat_ns >= SILENT_NS:
         unheard_since = state.last_heartbeat_ns
-    segments, rows = charged(state, book, rules, now_ns, used_at(now_ns))
+    segments, rows = charged(state, book, rules, now_ns, at(now_ns))
     if not all(segment.price_hash for segment in segments):
         return Held(state, None, None, unheard_since, idle_since_ns, None)
     cost = total(segments)
     since = unheard_since if unheard_since is not None else idle_since_ns
-    wasted = None if since is None else cost - total(charged(state, book, rules, since, used_at(since))[0])
-    per_day = int(_hourly(state, tuple(rows.values()), now_ns, used_at(now_ns)) * 24)
+    wasted = None if since is None else cost - total(charged(state, book, rules, since, at(since))[0])
+    per_day = int(_hourly(state, tuple(r for r in rows.values() if r.per in PER_HOUR), now_ns, at(now_ns).used) * 24)
     money = [None if pico is None else Money(pico, lease.currency) for pico in (cost, per_day, wasted)]
     return Held(state, money[0], money[1], unheard_since, idle_since_ns, money[2])
 

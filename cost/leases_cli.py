@@ -135,6 +135,44 @@ def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> Non
         ledger.heartbeat(lease_id)
 
 
+@leases_app.command("meter")
+def meter_lease(
+    lease_id: str,
+    sku: Annotated[str, typer.Option(help="Its price in the price book: per gib_month, gib, request or one_off.")],
+    quantity: Annotated[str, typer.Option(help="How much: GiB kept, GiB sent, requests, pieces.")],
+    since: Annotated[str | None, typer.Option("--from", help="From when (UTC); default: the lease's start.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="To when (UTC); default: the lease's end, or now.")] = None,
+    region: Annotated[str, typer.Option(help="Region, where the price depends on it.")] = "",
+    name: Annotated[str | None, typer.Option("--id", help="Its id: the same one again changes nothing.")] = None,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+) -> None:
+    """Enter a disk, what was sent, requests or a fee, charged at the price book's prices. Prints its id."""
+    from cost.metered import Metered, add
+    from cost.money import exact_decimal
+    from cost.periods import instant_in, zone_of
+    from cost.prices import PriceBook
+    from cost.records import LedgerError
+
+    with opened(root, db, write=True) as ledger:
+        state, now = ledger.lease_state(lease_id), ledger.now_ns()
+        from_ns = state.from_ns if since is None else instant_in(since, zone_of("UTC"))
+        to_ns = (state.to_ns or now) if until is None else instant_in(until, zone_of("UTC"))
+        row = PriceBook.load(pricing).in_force(sku, from_ns, region=region or None)
+        if row.currency != state.lease.currency:
+            raise LedgerError(
+                f"SKU {sku!r} is priced in {row.currency}, and lease {lease_id} in {state.lease.currency}"
+            )
+        amount = exact_decimal(quantity, negative=False)
+        kind = (row.purchase, row.region, row.kind)
+        one = Metered(name or f"{lease_id}:{sku}:{now:x}", lease_id, sku, *kind, amount, from_ns, to_ns)
+        with ledger.transaction():
+            add(ledger, one, row, ledger.frozen_periods())
+            ledger.remember_prices([row])
+    typer.echo(one.name)
+
+
 @leases_app.command("close")
 def close_lease(
     lease_id: str,

@@ -1,0 +1,118 @@
+"""Resources beside machine time, priced like it: disks by GiB and month, what was sent, requests, one-off fees.
+
+What was counted is entered on a lease, with the price book's SKU, and never changed; it is charged at the prices in
+force. A disk goes on costing while its machine is stopped, or not, by its provider's rule. Pure but for one journal.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from decimal import Decimal
+from itertools import pairwise
+
+from cost.billing import BillingRule, Segment, quantity_pico, rule_for, storage_pico
+from cost.journal import Journal
+from cost.periods import period_name
+from cost.prices import MissingPriceError, PriceBook, PriceRow, add_command, in_force, instant_text
+from cost.records import IntegrityError, LeaseState, LedgerError
+
+STREAM = "metered"
+CATEGORY = {"gib_month": "storage", "gib": "egress", "request": "requests", "one_off": "fee"}
+"""The category of what is priced per such a unit."""
+
+
+@dataclass(frozen=True)
+class Metered:
+    """A counted resource of a lease: a quantity of what one price row is per (GiB kept from..to, GiB sent ...)."""
+
+    name: str
+    lease_id: str
+    sku: str
+    purchase: str
+    region: str
+    kind: str
+    quantity: Decimal
+    from_ns: int
+    to_ns: int
+
+
+def add(ledger: Journal, new: Metered, row: PriceRow, frozen: Iterable[str]) -> bool:
+    """Enter what was counted. Returns False where it was there already. `frozen`: months that are closed.
+
+    Raises:
+        LedgerError: a field is wrong.
+        IntegrityError: something else has this name, or it would change a closed month.
+    """
+    if row.per not in CATEGORY:
+        raise LedgerError(
+            f"SKU {row.sku!r} is priced per {row.per}: only what is priced per {', '.join(CATEGORY)} counts here"
+        )
+    if new.quantity <= 0:
+        raise LedgerError(f"a quantity of {new.quantity}: it should be above zero")
+    if new.to_ns < new.from_ns or (row.per == "gib_month" and new.to_ns == new.from_ns):
+        raise LedgerError("what is kept for a time needs --from and a later --to")
+    if new.to_ns > ledger.now_ns():
+        raise LedgerError(f"{new.name} would end in the future: enter what has been, up to now")
+    first, last = (period_name(ns, "month", UTC) for ns in (new.from_ns, max(new.to_ns - 1, new.from_ns)))
+    for month in frozen:
+        if first <= month <= last:
+            raise IntegrityError(f"{new.name} would change {month}, which is closed; write a correction instead")
+    return ledger.append_event(STREAM, "counted", vars(new) | {"quantity": str(new.quantity)}, new.name)
+
+
+def load(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[Metered]]:
+    """What was counted, by lease, as it was known at a moment (None: now)."""
+    found: dict[str, list[Metered]] = defaultdict(list)
+    for event in ledger.events(STREAM):
+        if as_of_ns is None or event.at_ns <= as_of_ns:
+            one = Metered(**{**event.body, "quantity": Decimal(event.body["quantity"])})
+            found[one.lease_id].append(one)
+    return dict(found)
+
+
+def segments(
+    counted: Sequence[Metered], state: LeaseState, book: PriceBook, rules: Sequence[BillingRule]
+) -> tuple[list[Segment], Mapping[str, PriceRow]]:
+    """What it costs, and the price rows by hash. A price that changes while something is kept splits it.
+
+    Raises:
+        PriceError: a price or a billing rule is missing.
+    """
+    found: list[Segment] = []
+    rows: dict[str, PriceRow] = {}
+    for one in counted:
+        series = book.series(one.sku, purchase=one.purchase, region=one.region, kind=one.kind)
+        for start, stop, row in _pieces(one, state, series, rules):
+            rows[row.hash] = row
+            if row.per == "gib_month":
+                rule = rule_for(rules, row.provider, row.purchase)
+                pico = storage_pico(start, stop, row=row, gib=one.quantity, rule=rule)
+            else:
+                pico = quantity_pico(row, one.quantity)
+            found.append(Segment(start, stop, pico, CATEGORY[row.per], row.hash))
+    return found, rows
+
+
+def _pieces(
+    one: Metered, state: LeaseState, series: tuple[PriceRow, ...], rules: Sequence[BillingRule]
+) -> list[tuple[int, int, PriceRow]]:
+    first = in_force(series, one.from_ns)
+    if first is None:
+        raise MissingPriceError(
+            f"no price for SKU {one.sku!r} in force at {instant_text(one.from_ns)}; add it with: {add_command(one.sku)}"
+        )
+    if first.per != "gib_month":
+        # What is counted and not kept is charged at one moment.
+        return [(one.from_ns, one.to_ns, first)]
+    start, stop = one.from_ns, one.to_ns
+    if rule_for(rules, first.provider, first.purchase).storage_rule == "while_running":
+        start, stop = max(start, state.from_ns), min(stop, stop if state.to_ns is None else state.to_ns)
+    edges = sorted({start, stop, *(row.from_ns for row in series if start < row.from_ns < stop)})
+    pieces = []
+    for a, b in pairwise(edges):
+        row = in_force(series, a)
+        pieces.append((a, b, row if row is not None else pieces[-1][2] if pieces else first))
+    return [piece for piece in pieces if piece[0] < piece[1]] if start < stop else []

@@ -1,0 +1,158 @@
+"""Disks, what was sent, requests and fees: counted on a lease, charged at the prices in force, and nobody's twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cost import focus
+from cost.attribution import attribute
+from cost.billing import BillingRule
+from cost.check import run_checks
+from cost.cli import app
+from cost.grouping import Scope, grouped_report
+from cost.ledger import Ledger
+from cost.metered import Metered, add, load
+from cost.money import pico_of
+from cost.prices import PriceBook, PriceRow, instant_ns
+from cost.records import IntegrityError, LedgerError, UsageKey
+
+DAY = 86_400
+START = "2026-01-01"
+
+
+def price(sku: str, per: str, amount: str, start="2025-01-01", tax="0") -> PriceRow:
+    cards = 8 if per == "machine_hour" else 0
+    return PriceRow(
+        *("cloud", sku, "", per, cards, "on_demand", "USD", Decimal(amount), False, Decimal(tax), start, ""),
+        *("page", "2025-12-01"),
+    )
+
+
+DISK, SENT = price("disk", "gib_month", "0.31"), price("sent", "gib", "0.09")
+ASKED, FEE = price("asked", "request", "0.0004"), price("fee", "one_off", "12.5", tax="0.2")
+BOX = price("box", "machine_hour", "1")
+BOOK = PriceBook((BOX, DISK, SENT, ASKED, FEE))
+
+
+def rules(storage: str) -> tuple[BillingRule, ...]:
+    return (BillingRule("cloud", 1, 0, "up", False, ("running",), "moment", 0, storage, "page", "2025-12-01"),)
+
+
+@pytest.fixture
+def place(tmp_path) -> str:
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def books(ledger, clock, make_lease) -> Ledger:
+    """A machine held for ten days of January by one sweep, with one trial on it, and twenty days after that."""
+    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=BOX.hash))
+    ledger.attach("L1", "s1")
+    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
+    clock.advance_seconds(10 * DAY)
+    ledger.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
+    ledger.detach("L1", "s1", "done")
+    clock.advance_seconds(21 * DAY)
+    return ledger
+
+
+def counted(row: PriceRow, quantity: str, start="2026-01-01", stop="2026-01-11", name="") -> Metered:
+    span = (instant_ns(start), instant_ns(stop))
+    return Metered(name or row.sku, "L1", row.sku, "on_demand", "", "list", Decimal(quantity), *span)
+
+
+def costs(books, clock, book=BOOK, storage="while_stopped", **scope) -> dict[str, int]:
+    report = grouped_report(books, book, Scope(**{"by": "category", **scope}), clock.utc, rules=rules(storage))
+    return {row.name: row.pico for row in report.rows}
+
+
+def test_each_resource_is_a_category_of_its_own_of_the_sweep_that_held_the_machine(books, clock):
+    for row, quantity in ((SENT, "100"), (ASKED, "5000"), (FEE, "1")):
+        assert add(books, counted(row, quantity), row, ())
+    found = costs(books, clock, sweep_id="s1")
+    del found["other"]
+    assert found == {"egress": pico_of(9), "requests": pico_of(2), "fee": pico_of("12.5"), "tax": pico_of("2.5")}
+    assert run_checks(books, BOOK, clock.utc, rules=rules("none")) == []
+
+
+@pytest.mark.parametrize(("storage", "days"), [("while_stopped", 31), ("while_running", 10), ("none", 0)])
+def test_a_disk_goes_on_costing_while_its_machine_is_stopped_or_not_by_its_providers_rule(books, clock, storage, days):
+    add(books, counted(DISK, "100", stop="2026-02-01"), DISK, ())
+    assert costs(books, clock, storage=storage).get("storage", 0) == days * pico_of(1)
+    assert run_checks(books, BOOK, clock.utc, rules=rules(storage)) == []
+
+
+def test_a_disk_is_charged_at_the_prices_in_force(books, clock):
+    book = PriceBook((*BOOK.rows, price("disk", "gib_month", "0.62", start="2026-01-11")))
+    add(books, counted(DISK, "100", stop="2026-01-21"), DISK, ())
+    assert costs(books, clock, book)["storage"] == pico_of(10) + pico_of(20)
+    by_day = costs(books, clock, book, by="day")
+    assert sum(by_day.values()) == sum(costs(books, clock, book).values())
+    assert by_day["2026-01-15"] == pico_of(2)
+
+
+def test_the_same_again_changes_nothing_and_another_content_is_refused(books):
+    one = counted(SENT, "100")
+    assert add(books, one, SENT, ())
+    assert not add(books, one, SENT, ())
+    with pytest.raises(IntegrityError):
+        add(books, replace(one, quantity=Decimal(99)), SENT, ())
+    assert load(books) == {"L1": [one]}
+
+
+def test_what_makes_no_sense_or_changes_a_closed_month_is_not_entered(books):
+    refused = [
+        (counted(SENT, "0"), SENT, "above zero"),
+        (counted(DISK, "1", stop="2026-01-01"), DISK, "a later --to"),
+        (counted(DISK, "1", stop="2026-03-01"), DISK, "in the future"),
+        (counted(BOX, "1"), BOX, "is priced per machine_hour"),
+    ]
+    for one, row, why in refused:
+        with pytest.raises(LedgerError, match=why):
+            add(books, one, row, ())
+    with pytest.raises(IntegrityError, match="would change 2026-01, which is closed"):
+        add(books, counted(SENT, "1"), SENT, ["2026-01"])
+    assert load(books) == {}
+
+
+def test_finance_sees_a_quantity_and_a_unit(books, clock):
+    add(books, counted(SENT, "100"), SENT, ())
+    cuts = focus.month_cuts(instant_ns(START), clock.utc)
+    found = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=rules("none")), BOOK))
+    (row,) = [row for row in found if row["x_Category"] == "egress"]
+    keys = ("ServiceCategory", "PricingQuantity", "PricingUnit", "ConsumedQuantity", "ConsumedUnit", "BilledCost")
+    assert [row[key] for key in keys] == ["Networking", "100", "GiB", "100", "GiB", "9"]
+
+
+def test_on_the_command_line(tmp_path: Path, books):
+    pricing = tmp_path / "pricing"
+    pricing.mkdir()
+    fields = (
+        "provider: cloud, currency: USD, valid_from: 2025-01-01, source: 'https://example.org', day_read: 2025-12-01"
+    )
+    rows = [
+        f"{{{fields}, sku: box, per: machine_hour, cards: 8, price: '1'}}",
+        f"{{{fields}, sku: disk, per: gib_month, price: '0.31'}}",
+    ]
+    (pricing / "cloud.yaml").write_text("prices:\n" + "".join(f"  - {row}\n" for row in rows), encoding="utf-8")
+    rule = (
+        "provider: cloud, granularity_s: 1, minimum_s: 0, rounding: up, charged_ahead: false, "
+        "billed_states: [running], spot_price_rule: moment, interruption_waiver_s: 0, storage_rule: while_stopped, source: a page, "
+        "day_read: 2026-11-29"
+    )
+    (pricing / "billing.yaml").write_text(f"rules:\n  - {{{rule}}}\n", encoding="utf-8")
+    runner, places = CliRunner(), ["--root", str(tmp_path), "--pricing", str(pricing)]
+    meter = ["leases", "meter", "L1", "--sku", "disk", "--quantity", "100", "--id", "d1", *places]
+    for _ in range(2):
+        made = runner.invoke(app, meter, catch_exceptions=False)
+        assert (made.exit_code, made.output) == (0, "d1\n")
+    said = runner.invoke(app, ["report", "--by", "category", "--json", *places], catch_exceptions=False)
+    assert {row["name"]: row["cost"] for row in json.loads(said.output)["groups"]}["storage"] == "10"
+    assert runner.invoke(app, ["check", *places]).output == ""
+    assert runner.invoke(app, [*meter[:4], "unknown", *meter[5:]]).exit_code == 2
