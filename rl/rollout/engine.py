@@ -94,10 +94,9 @@ def create_engine(spec: RolloutSpec, policy: Policy, version: int) -> RolloutEng
         from rl.rollout.transformers_engine import TransformersEngine
 
         return TransformersEngine(spec, policy, version)
-    raise ConfigurationError(
-        f"rollout.engine={name} samples no real tokens; it goes with trainer=simulated. "
-        "Use transformers, vllm or auto with trainer=native"
-    )
+    from rl.rollout.simulated_engine import SimulatedEngine
+
+    return SimulatedEngine(spec, policy, version)
 
 
 def check_sampling(spec: RolloutSpec) -> None:

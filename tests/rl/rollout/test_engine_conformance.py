@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,10 @@ BOUNDS = {"transformers": (1e-5, 1e-4), "vllm": (2e-5, 5e-4)}
 class Bench:
     engine: RolloutEngine
     policy: Policy
+
+    def skip_unless_it_runs_the_policy(self) -> None:
+        if self.engine.name not in BOUNDS:
+            pytest.skip(f"{self.engine.name} samples from a distribution of its own")
 
     def sync(self) -> None:
         self.engine.sync(self.policy, self.engine.policy_version + 1)
@@ -56,7 +61,7 @@ def make_policy() -> Policy:
     return Policy(model, None, EOS, 0, torch.device("cpu"), autocast=False, chunk_tokens=64)
 
 
-@pytest.fixture(scope="module", params=["transformers", "vllm"])
+@pytest.fixture(scope="module", params=["transformers", "vllm", "simulated"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     if request.param == "vllm" and importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
@@ -100,6 +105,7 @@ def ids_of(groups: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
 def test_log_probabilities_are_the_learners_at_the_temperature_that_was_sampled_with(
     bench: Bench, temperature: float
 ) -> None:
+    bench.skip_unless_it_runs_the_policy()
     prompts = some_prompts()
     diff = differences(
         bench.policy, prompts, bench.engine.generate(prompts, sampling(temperature=temperature)), temperature
@@ -145,6 +151,7 @@ def test_an_end_token_at_the_very_limit_is_an_end_and_not_a_cut(bench: Bench) ->
 
 
 def test_greedy_takes_the_likeliest_token(bench: Bench) -> None:
+    bench.skip_unless_it_runs_the_policy()
     prompts = some_prompts()
     groups = bench.engine.generate(prompts, sampling(n=1, temperature=0.0, max_tokens=3))
     for prompt, (completion,) in zip(prompts, groups, strict=True):
@@ -157,6 +164,7 @@ def test_greedy_takes_the_likeliest_token(bench: Bench) -> None:
 
 def test_weights_change_with_a_sync_and_not_before(bench: Bench) -> None:
     """Same prompts before and after, so that a prefix cache that was kept would show."""
+    bench.skip_unless_it_runs_the_policy()
     prompts = some_prompts()
     mean, _ = BOUNDS[bench.engine.name]
     bench.engine.generate(prompts, sampling())
@@ -169,6 +177,24 @@ def test_weights_change_with_a_sync_and_not_before(bench: Bench) -> None:
     bench.sync()
     after = differences(bench.policy, prompts, bench.engine.generate(prompts, sampling()), 1.0)
     assert after.abs().mean() < mean
+
+
+def test_the_simulated_engine_says_what_it_sampled_from_and_changes_with_a_sync_alone() -> None:
+    policy = make_policy()
+    engine = create_engine(dataclasses.replace(SPEC, engine="simulated"), policy, version=0)
+    with torch.no_grad():
+        policy.head.weight[7] += 0.25
+    engine.sync(policy, 1)
+    drawn = [c for g in engine.generate([[5]] * 4, sampling(n=500, max_tokens=1)) for c in g]
+    sevens = [c for c in drawn if c.ids == (7,)]
+    assert len(sevens) / len(drawn) > 5 / VOCABULARY
+    assert len(sevens) / len(drawn) == pytest.approx(math.exp(sevens[0].logprobs[0]), rel=0.25)
+    with torch.no_grad():
+        policy.head.weight.add_(torch.randn_like(policy.head.weight))
+    assert ids_of(engine.generate([[5]], sampling())) == ids_of(engine.generate([[5]], sampling()))
+    before = engine.generate([[5]], sampling(n=1, temperature=0.0))[0][0]
+    engine.sync(policy, 2)
+    assert engine.generate([[5]], sampling(n=1, temperature=0.0))[0][0].logprobs != before.logprobs
 
 
 def test_completions_carry_the_version_of_the_weights_and_a_sync_must_advance_it(bench: Bench) -> None:
@@ -196,7 +222,6 @@ def test_empty_and_over_long_prompts_are_refused_and_never_cut(bench: Bench, bad
         ({"repetition_penalty": 1.1}, "rollout.repetition_penalty=1.0"),
         ({"temperature": 0.0}, "above 0"),
         ({"max_completion_tokens": 0}, "at least 1"),
-        ({"engine": "simulated"}, "trainer=simulated"),
     ],
 )
 def test_what_the_learner_cannot_model_is_refused(changes: dict[str, Any], message: str) -> None:

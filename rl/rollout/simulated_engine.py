@@ -1,0 +1,67 @@
+"""Samples without running a model: every token is drawn from one distribution, whatever stands before it.
+
+For trying what stands around an engine (the loop, rewards, off-policy corrections, gates) at no cost. It says honestly
+what it sampled from, and that is not the policy: the difference shows as `logp_diff`, which closes the metric gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rl.policy import Policy
+from rl.rollout.engine import Completion, Sampling, check_prompts, check_version, derived_seed
+from rl.spec import RolloutSpec
+
+
+class SimulatedEngine:
+    """A unigram model whose logits are the row means of the policy's vocabulary projection at the last sync."""
+
+    name = "simulated"
+
+    def __init__(self, spec: RolloutSpec, policy: Policy, version: int) -> None:
+        self._spec = spec
+        self._version = version
+        self._take_over(policy)
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    def sync(self, policy: Policy, version: int) -> None:
+        check_version(self._version, version)
+        self._take_over(policy)
+        self._version = version
+
+    def close(self) -> None:
+        pass
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
+        check_prompts(prompts, self._spec.max_prompt_tokens)
+        logprobs = torch.log_softmax(self._logits / (sampling.temperature or 1.0), dim=0).numpy()
+        return [
+            [self._draw(sampling, logprobs, prompt, sample) for sample in range(sampling.n)]
+            for prompt in range(len(prompts))
+        ]
+
+    def _take_over(self, policy: Policy) -> None:
+        weight = policy.head.weight.detach().double().cpu()
+        self._logits = weight.mean(dim=1) * weight.shape[1] ** 0.5
+        self._eos_ids = policy.eos_ids
+
+    def _draw(self, sampling: Sampling, logprobs: np.ndarray, prompt: int, sample: int) -> Completion:
+        if sampling.temperature == 0:
+            drawn = np.full(sampling.max_tokens, int(logprobs.argmax()))
+        else:
+            random = np.random.default_rng(derived_seed(sampling.seed, prompt, sample))
+            p = np.exp(logprobs)
+            drawn = random.choice(len(p), size=sampling.max_tokens, p=p / p.sum())
+        ids: list[int] = []
+        for token in drawn.tolist():
+            ids.append(token)
+            if token in self._eos_ids:
+                break
+        finish = "stop" if ids[-1] in self._eos_ids else "length"
+        return Completion(tuple(ids), tuple(float(logprobs[i]) for i in ids), finish, self._version)
