@@ -173,6 +173,8 @@ def composition_error(error: Exception) -> ConfigError:
         )
     if found := re.match(r"Could not append to config\. An item is already at '([^']+)'", text):
         return ConfigError(f"{found[1]} is there already: write {found[1]}=..., without a plus sign")
+    if found := re.search(r"Missing mandatory value: .*full_key: (\S+?)[;\s]", f"{text.replace(chr(10), ' ')} "):
+        return ConfigError(f"{found[1]} is missing, and what was chosen needs it: add {found[1]}=...")
     lines = [line.strip() for line in text.splitlines() if line.strip() and "hydra.cc" not in line]
     return ConfigError("; ".join(lines[:3]) or type(error).__name__)
 

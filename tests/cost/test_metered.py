@@ -77,7 +77,12 @@ def test_each_resource_is_a_category_of_its_own_of_the_sweep_that_held_the_machi
         assert add(books, counted(row, quantity), row, ())
     found = costs(books, clock, sweep_id="s1")
     del found["other"]
-    assert found == {"egress": pico_of(9), "requests": pico_of(2), "fee": pico_of("12.5"), "tax": pico_of("2.5")}
+    assert found == {
+        "egress": pico_of(9),
+        "requests": pico_of(2),
+        "fee": pico_of(Decimal("12.5")),
+        "tax": pico_of(Decimal("2.5")),
+    }
     assert run_checks(books, BOOK, clock.utc, rules=rules("none")) == []
 
 
@@ -143,8 +148,8 @@ def test_on_the_command_line(tmp_path: Path, books):
     (pricing / "cloud.yaml").write_text("prices:\n" + "".join(f"  - {row}\n" for row in rows), encoding="utf-8")
     rule = (
         "provider: cloud, granularity_s: 1, minimum_s: 0, rounding: up, charged_ahead: false, "
-        "billed_states: [running], spot_price_rule: moment, interruption_waiver_s: 0, storage_rule: while_stopped, source: a page, "
-        "day_read: 2026-11-29"
+        "billed_states: [running], spot_price_rule: moment, interruption_waiver_s: 0, storage_rule: while_stopped, "
+        "source: a page, day_read: 2026-11-29"
     )
     (pricing / "billing.yaml").write_text(f"rules:\n  - {{{rule}}}\n", encoding="utf-8")
     runner, places = CliRunner(), ["--root", str(tmp_path), "--pricing", str(pricing)]

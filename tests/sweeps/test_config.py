@@ -170,7 +170,9 @@ def test_what_a_sweep_has_to_be_charged_by_is_required_before_it_starts(monkeypa
 
 
 def test_snapshots_need_a_bucket_and_take_no_password() -> None:
-    with pytest.raises(ConfigError, match=r"storage\.bucket"):
+    with pytest.raises(
+        ConfigError, match=r"storage\.bucket is missing, and what was chosen needs it: add storage\.bucket=\.\.\."
+    ):
         compose(["+stage=smoke", "storage=s3"])
     with pytest.raises(ConfigError, match=r"storage\.bucket=B should be the name of an S3 bucket"):
         compose(["+stage=smoke", "storage=s3", "storage.bucket=B"])
