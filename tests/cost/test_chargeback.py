@@ -24,7 +24,10 @@ RULES = (BillingRule("cloud", 1, 0, "up", False, ("running",), "moment", 0, "non
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
+def place(request, tmp_path) -> str:
+    """SQLite, and PostgreSQL where a test asks for it by name."""
+    if "any_database" in request.fixturenames:
+        return request.getfixturevalue("any_database")
     return str(tmp_path / "ledger.db")
 
 
@@ -53,7 +56,7 @@ def by(books, clock, what: str, **more) -> dict[str, int]:
     return costs(grouped_report(books, PriceBook((ROW,)), Scope(by=what, **more), clock.utc, rules=RULES))
 
 
-def test_a_sweep_is_charged_to_its_own_owner_and_what_nobody_used_to_the_machines(books, clock):
+def test_a_sweep_is_charged_to_its_own_owner_and_what_nobody_used_to_the_machines(any_database, books, clock):
     assert by(books, clock, "user") == {"ann": pico_of(8), "bob": pico_of(16)}
     assert by(books, clock, "tag:team") == {"infra": pico_of(8), "rl": pico_of(16)}
     assert by(books, clock, "cost_center") == {"(none)": pico_of(8), "4711": pico_of(16)}
@@ -69,7 +72,7 @@ def test_idle_time_can_be_left_to_the_machines_owner_or_spread_over_those_who_ra
     assert by(books, clock, "user", idle="spread") == {"bob": pico_of(24)}
 
 
-def test_the_latest_owner_of_a_sweep_counts_and_an_old_report_has_the_old_one(books, clock):
+def test_the_latest_owner_of_a_sweep_counts_and_an_old_report_has_the_old_one(any_database, books, clock):
     then = clock.utc
     clock.advance_seconds(HOUR)
     set_chargeback(books, "s1", Chargeback("cy"))

@@ -95,7 +95,10 @@ def test_a_lease_is_covered_without_a_gap_and_never_outside_what_was_bought(one,
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
+def place(request, tmp_path) -> str:
+    """SQLite, and PostgreSQL where a test asks for it by name."""
+    if "any_database" in request.fixturenames:
+        return request.getfixturevalue("any_database")
     return str(tmp_path / "ledger.db")
 
 
@@ -119,7 +122,7 @@ def costs(books, clock, **scope) -> dict[str, tuple[int, int]]:
     return {row.name: (row.pico, row.billed_pico) for row in report.rows}
 
 
-def test_a_lease_costs_its_share_of_what_was_bought_and_only_the_purchase_is_billed(books, clock):
+def test_a_lease_costs_its_share_of_what_was_bought_and_only_the_purchase_is_billed(any_database, books, clock):
     assert costs(books, clock, by="category") == {
         "other": (pico_of(10), 0),
         "purchase": (0, pico_of(100)),
@@ -179,7 +182,7 @@ def test_finance_sees_a_purchase_amortised_use_and_what_was_unused(books, clock)
     assert used["AllocatedResourceId"] == "s1/t1"
 
 
-def test_what_was_bought_cannot_be_bought_again_otherwise_or_change_a_closed_month(books):
+def test_what_was_bought_cannot_be_bought_again_otherwise_or_change_a_closed_month(any_database, books):
     assert not add(books, block(), ())
     with pytest.raises(IntegrityError, match="entered before with other terms"):
         add(books, block(price="99 USD"), ())

@@ -45,7 +45,10 @@ def rules(storage: str) -> tuple[BillingRule, ...]:
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
+def place(request, tmp_path) -> str:
+    """SQLite, and PostgreSQL where a test asks for it by name."""
+    if "any_database" in request.fixturenames:
+        return request.getfixturevalue("any_database")
     return str(tmp_path / "ledger.db")
 
 
@@ -72,7 +75,7 @@ def costs(books, clock, book=BOOK, storage="while_stopped", **scope) -> dict[str
     return {row.name: row.pico for row in report.rows}
 
 
-def test_each_resource_is_a_category_of_its_own_of_the_sweep_that_held_the_machine(books, clock):
+def test_each_resource_is_a_category_of_its_own_of_the_sweep_that_held_the_machine(any_database, books, clock):
     for row, quantity in ((SENT, "100"), (ASKED, "5000"), (FEE, "1")):
         assert add(books, counted(row, quantity), row, ())
     found = costs(books, clock, sweep_id="s1")
@@ -102,7 +105,7 @@ def test_a_disk_is_charged_at_the_prices_in_force(books, clock):
     assert by_day["2026-01-15"] == pico_of(2)
 
 
-def test_the_same_again_changes_nothing_and_another_content_is_refused(books):
+def test_the_same_again_changes_nothing_and_another_content_is_refused(any_database, books):
     one = counted(SENT, "100")
     assert add(books, one, SENT, ())
     assert not add(books, one, SENT, ())

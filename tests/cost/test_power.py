@@ -12,7 +12,10 @@ from cost.power import PowerMeter, cards_watts, measured_watts
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
+def place(request, tmp_path) -> str:
+    """SQLite, and PostgreSQL where a test asks for it by name."""
+    if "any_database" in request.fixturenames:
+        return request.getfixturevalue("any_database")
     return str(tmp_path / "ledger.db")
 
 
@@ -50,7 +53,7 @@ def test_without_the_command_nothing_is_measured_and_nothing_kept(ledger, monkey
     assert measured_watts(ledger, "host:own") is None
 
 
-def test_the_mean_under_load_is_kept_for_the_next_lease_of_that_machine(ledger, nvidia_smi, clock):
+def test_the_mean_under_load_is_kept_for_the_next_lease_of_that_machine(any_database, ledger, nvidia_smi, clock):
     for mean, readings in (("300.0", ("200", "400")), ("150.3", ("100.1", "200.5"))):
         meter = PowerMeter()
         for reading in readings:
