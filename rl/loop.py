@@ -17,6 +17,7 @@ from rl import checkpoint as checkpoints
 from rl import spec as s
 from rl.advantages import overlong_penalty, zero_variance
 from rl.curves import RolloutSums, step_curves
+from rl.deadline import SYNC_SECONDS, within
 from rl.learner import Group, Learner
 from rl.phases import PhaseClock
 from rl.policy import Policy
@@ -133,7 +134,8 @@ class Loop:
         groups = [g for j, keep in zip(judged, kept, strict=True) for g, k in zip(j.groups, keep, strict=True) if k]
         learned = parts.learner.learn(groups, parts.clock)
         with parts.clock.phase("sync"):
-            parts.engine.sync(parts.policy, version + 1)
+            what = f"weight sync to rollout engine {parts.engine.name} rank 0"
+            within(SYNC_SECONDS, what, lambda: parts.engine.sync(parts.policy, version + 1))
         self._step = step
         reports = [
             s.RoleRestarted("reward_worker", r.index, r.reason, phase_card_ns={})

@@ -242,7 +242,6 @@ def test_the_evaluation_depends_on_the_policy_and_on_nothing_else_of_a_trial(mod
         ({"rollout": {"temperature": 0.0}}, "greedy"),
         ({"rollout": {"max_prompt_tokens": 5}}, "set rollout.max_prompt_tokens=18"),
         ({"rollout": {"max_completion_tokens": 600}}, "512 positions"),
-        ({"rollout": {"engine": "simulated"}}, "trainer=simulated"),
         ({"trainer": {"device": "cuda"}}, "no CUDA card"),
         ({"model": {"kind": "hf", "path": "/nowhere/model"}}, "is not a folder"),
         ({"model": {"lora_rank": 4, "lora_targets": ("nothing",)}}, "model.lora_targets=nothing"),
