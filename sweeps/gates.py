@@ -92,7 +92,7 @@ def _sampler_agrees(record: SweepRecord, limit: float) -> Check:
                 worst = (distance, f"{trial.trial_id} step {step.step}")
     if worst is None:
         return Check("sampler agrees with learner", None, "no step had fresh rollouts")
-    where = f"largest mean |log pi_old - log pi_sample| {worst[0]:.2g} ({worst[1]}), allowed {limit:g}"
+    where = f"largest mean |dlogp| {worst[0]:.2g} ({worst[1]}), allowed {limit:g}"
     return Check("sampler agrees with learner", worst[0] <= limit, where)
 
 
