@@ -80,7 +80,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     try:
         with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
             ledger.close_dead()
-            journal = open_sweep(cfg, plan, ledger, root)
+            journal = open_sweep(cfg, plan, ledger, root, records)
             sweep_id = journal.record.sweep_id
             if journal.record.gate and not journal.record.unfinished:
                 console.print(f"{sweep_id} is finished; resume=never starts another one.")

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from decimal import Decimal
 
-from cost.billing import BillingRule, load_rules
+from cost.billing import load_rules
 from cost.chargeback import COST_CENTER, Chargeback, set_chargeback
 from cost.clock import SystemClock
 from cost.ledger import Ledger
@@ -24,7 +24,6 @@ class Pricing:
     """What the machine costs; `row` is None where it runs unpriced by permission."""
 
     book: PriceBook
-    rules: tuple[BillingRule, ...]
     row: PriceRow | None
     per_hour: Money | None
 
@@ -51,17 +50,21 @@ def find_price(cfg: SweepConfig) -> Pricing:
     """
     machine = cfg.machine
     try:
-        book, rules = PriceBook.load(CONF_DIR / "pricing"), load_rules(CONF_DIR / "pricing")
+        book = PriceBook.load(CONF_DIR / "pricing")
+        load_rules(CONF_DIR / "pricing")  # read by the reports: what is wrong in it is said before anything is billed
+    except PriceError as error:
+        raise ConfigError(f"machine={machine.name}: {error}") from error
+    try:
         row = book.in_force(
             machine.sku,
             SystemClock().utc_ns(),
             purchase=machine.purchase,
             region=machine.region or None,
         )
-        return Pricing(book, rules, row, hourly(row, machine.cards, Decimal(str(machine.watts))))
+        return Pricing(book, row, hourly(row, machine.cards, Decimal(str(machine.watts))))
     except MissingPriceError as error:
         if cfg.budget.allow_unpriced:
-            return Pricing(PriceBook.load(CONF_DIR / "pricing"), load_rules(CONF_DIR / "pricing"), None, None)
+            return Pricing(book, None, None)
         raise ConfigError(f"machine={machine.name}: {error}; or budget.allow_unpriced=true runs it unpriced") from error
     except PriceError as error:
         raise ConfigError(f"machine={machine.name}: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,8 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console) -> None:
         raise ConfigError(str(error)) from error
 
 
-def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path) -> Journal:
-    """The sweep to go on with, or a new one with its whole plan in the journal.
+def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier: Sequence[SweepRecord]) -> Journal:
+    """The sweep to go on with, of those `earlier_sweeps` found, or a new one with its whole plan in the journal.
 
     Raises:
         ConfigError: `resume` names a sweep that is not there, or whose plan is another.
@@ -88,10 +88,9 @@ def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path) -> Jour
             raise ConfigError(_plan_difference(journal.record, plan))
         return journal
     if cfg.resume == "auto":
-        for sweep_id in reversed(known):
-            record = load(ledger, sweep_id)
+        for record in reversed(earlier):
             if record.plan_digest == plan.digest and record.unfinished:
-                return Journal(ledger, sweep_id)
+                return Journal(ledger, record.sweep_id)
     sweep_id = _new_folder(cfg, plan, root)
     journal = Journal(ledger, sweep_id)
     config = canonical(cfg)
