@@ -171,6 +171,8 @@ class SimulatedSpec:
     hang_at_step: int = 0
     diverge_at_step: int = 0
     preempt_at_step: int = 0
+    out_of_memory_above_tokens: int = 0
+    """A larger `micro_batch_tokens` runs out of memory, at every attempt; 0: none does."""
     faults_every_attempt: bool = False
 
 

@@ -29,7 +29,20 @@ def problems(config: SweepConfig) -> list[str]:
     """Everything that is wrong, each with where it is and what would be right; empty if nothing is."""
     if found := list(_not_finite(config, "")):
         return found
-    checks = (_run, _search, _algorithm, _cards, _machine, _model, _task, _rollout, _evaluation, _trainer, _money_etc)
+    checks = (
+        _run,
+        _search,
+        _algorithm,
+        _cards,
+        _machine,
+        _model,
+        _task,
+        _rollout,
+        _evaluation,
+        _trainer,
+        _retry,
+        _money_etc,
+    )
     return [text for check in checks for text in check(config)]
 
 
@@ -62,7 +75,7 @@ def _above_zero(config: SweepConfig, *keys: str) -> Iterator[str]:
 def _run(config: SweepConfig) -> Iterator[str]:
     yield from _at_least(config, 1, "stage.steps", "stage.min_cards")
     if not _SWEEP_NAME.fullmatch(config.resume):
-        yield f"resume={config.resume!r} should be auto, never, or the name of a sweep (a folder in paths.root)"
+        yield f"resume={config.resume!r} should be auto, never, failed, or the name of a sweep (a folder in paths.root)"
     for key in ("root", "cache"):
         if not getattr(config.paths, key).strip():
             yield f"paths.{key} is empty; it should be a folder"
@@ -280,6 +293,13 @@ def _trainer(config: SweepConfig) -> Iterator[str]:
         if getattr(simulated, key) > 1:
             yield f"trainer.simulated.{key}={getattr(simulated, key)} should be at most 1"
     yield from _above_zero(config, "trainer.simulated.steps_to_half")
+
+
+def _retry(config: SweepConfig) -> Iterator[str]:
+    yield from _at_least(config, 0, "retry.crashes", "retry.backoff_seconds", "retry.out_of_memory", "retry.hangs")
+    yield from _above_zero(config, "retry.hung_after_seconds")
+    if config.retry.preemptions is not None:
+        yield from _at_least(config, 0, "retry.preemptions")
 
 
 def _money_etc(config: SweepConfig) -> Iterator[str]:

@@ -98,6 +98,22 @@ class SearchConfig:
 
 
 @dataclass(frozen=True)
+class RetryConfig:
+    """How often a trial is tried again, by the kind of its failure. What cannot run as configured never is."""
+
+    crashes: int
+    backoff_seconds: float
+    """Wait before the first retry after a crash; twice as long before each further one."""
+    out_of_memory: int
+    """Each time with half the micro-batch."""
+    hangs: int
+    hung_after_seconds: float
+    """Silence after which an attempt is taken for hung and ended."""
+    preemptions: int | None
+    """None: as often as it happens."""
+
+
+@dataclass(frozen=True)
 class BudgetConfig:
     """What may be spent, and who answers for it."""
 
@@ -181,6 +197,7 @@ class SweepConfig:
     placement: PlacementConfig
     machine: MachineConfig
     search: SearchConfig
+    retry: RetryConfig
     budget: BudgetConfig
     gate: GateConfig
     storage: StorageConfig
@@ -189,4 +206,5 @@ class SweepConfig:
     dry_run: bool
     """Print the plan and its cost; run and write nothing."""
     resume: str
-    """auto: go on with an unfinished sweep of the same plan. never: a new sweep. Else the name of a sweep."""
+    """auto: go on with an unfinished sweep of the same plan. never: a new sweep. failed: run the failed trials of the
+    newest sweep of the same plan again. Else the name of a sweep."""

@@ -186,7 +186,7 @@ def make_executor(
     if isinstance(clock, FakeClock):
         from sweeps.executors.in_process import InProcessExecutor
 
-        return InProcessExecutor(clock)
+        return InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
     from sweeps.executors.ray_tune import RayTuneExecutor
 
     address = ray_address(cfg)

@@ -7,7 +7,6 @@ ledger (who held which cards). Everything that is decided here is written down i
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -24,6 +23,8 @@ from sweeps.executors import Attempt
 from sweeps.journal import OUTCOMES, Journal, TrialRecord, TrialState
 from sweeps.lr_rule import WINDOW_STEPS, advise
 from sweeps.plan import trial_spec
+from sweeps.retries import retry_after
+from sweeps.waiting import Waiting
 
 HEARTBEAT_SECONDS = 10
 
@@ -71,7 +72,9 @@ class SweepHost:
         self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
         self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
         self._spent_pico, self._limit_pico = spent_pico, limit_pico
-        self._queue = deque(t.trial_id for t in journal.record.unfinished)
+        self._waiting = Waiting()
+        for trial in journal.record.unfinished:
+            self._waiting.put(trial.trial_id, trial.retry_not_before_ns or 0)
         self._held: dict[str, _Held] = {}
         self._last_heartbeat_ns = ledger.now_ns()
         self._stop: Stop | None = None
@@ -85,11 +88,19 @@ class SweepHost:
         busy = [h.attempt.spec.cards for h in self._held.values() if not h.ended]
         free = self._cards - sum(busy)
         limit = self._cfg.search.max_concurrent or self._cards
-        if self._stop or not self._queue or free < self._cfg.search.cards_per_trial or len(busy) >= limit:
+        if self._stop or free < self._cfg.search.cards_per_trial or len(busy) >= limit:
             return None
-        trial = self._journal.record.trials[self._queue.popleft()]
+        if not self._waiting.ready(self._ledger.now_ns()):
+            return None
+        trial = self._journal.record.trials[self._waiting.take()]
         number = len(trial.attempts) + 1
-        spec = trial_spec(self._cfg, trial.planned, attempt=number, sweep_dir=self._sweep_dir)
+        spec = trial_spec(
+            self._cfg,
+            trial.planned,
+            attempt=number,
+            sweep_dir=self._sweep_dir,
+            micro_batch_tokens=trial.micro_batch_tokens,
+        )
         checkpoint = Path(trial.checkpoint.path) if trial.checkpoint else None
         if checkpoint is not None and not checkpoint.is_dir():
             self.warn(f"the checkpoint of {trial.trial_id} at {checkpoint} is gone: the trial starts afresh")
@@ -99,7 +110,7 @@ class SweepHost:
         return attempt
 
     def done(self) -> bool:
-        return all(h.ended for h in self._held.values()) and (bool(self._stop) or not self._queue)
+        return all(h.ended for h in self._held.values()) and (bool(self._stop) or not self._waiting)
 
     def on_granted(self, attempt: Attempt) -> None:
         held = self._held[str(attempt)]
@@ -148,23 +159,30 @@ class SweepHost:
             "outcome": outcome,
             "message": message or reason.strip(),
         }
+        micro_batch_tokens = attempt.spec.trainer.micro_batch_tokens
+        retry = None if self._stop else retry_after(trial, outcome, self._cfg.retry, micro_batch_tokens)
+        not_before_ns = self._ledger.now_ns() + round(retry.wait_seconds * 1e9) if retry else 0
         with self._ledger.transaction():
             self._journal.append("attempt_ended", body, f"attempt_ended:{attempt}")
+            if retry:
+                self._journal.retry(
+                    attempt.trial_id, attempt.number, not_before_ns, retry.reason, retry.micro_batch_tokens
+                )
             steps = str(max(trial.steps, default=0))
             self._ledger.set_labels(held.key, {"state": str(state), "steps": steps})
         self._journal.catch_up()
         held.ended = True
-        if state is TrialState.PREEMPTED and not self._stop:
-            self._queue.append(attempt.trial_id)
+        if retry:
+            self._waiting.put(attempt.trial_id, not_before_ns)
         self._view.changed(trial, None)
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
         held = self._held.pop(str(attempt))
-        outcome = str(self._journal.record.trials[attempt.trial_id].state)
+        outcome = self._journal.record.trials[attempt.trial_id].attempts[-1].outcome or "lost"
         body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "released": released}
         with self._ledger.transaction():
             self._journal.append("released", body, f"released:{attempt}")
-            self._ledger.end_usage(held.key, outcome)
+            self._ledger.end_usage(held.key, str(OUTCOMES[outcome]))
         self._journal.catch_up()
         self._view.tick()
 

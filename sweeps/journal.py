@@ -41,6 +41,10 @@ UNFINISHED = frozenset({TrialState.PLANNED, TrialState.RUNNING, TrialState.PREEM
 OUTCOMES: Mapping[str, TrialState] = {
     "completed": TrialState.COMPLETED,
     "failed": TrialState.FAILED,
+    "crashed": TrialState.FAILED,
+    "hung": TrialState.FAILED,
+    "out_of_memory": TrialState.FAILED,
+    "bad_configuration": TrialState.FAILED,
     "preempted": TrialState.PREEMPTED,
     "interrupted": TrialState.PREEMPTED,
     "lost": TrialState.PREEMPTED,
@@ -48,7 +52,8 @@ OUTCOMES: Mapping[str, TrialState] = {
     "budget": TrialState.BUDGET_STOPPED,
     "cancelled": TrialState.CANCELLED,
 }
-"""How an attempt ended, and what that makes of its trial. `lost`: its driver died, the attempt's own end is unknown."""
+"""How an attempt ended, and what that makes of its trial, unless it is tried again. `lost`: its driver died, the
+attempt's own end is unknown. `failed` is what earlier versions wrote for the four kinds below it."""
 
 
 @dataclass
@@ -75,6 +80,12 @@ class TrialRecord:
     checkpoint: CheckpointWritten | None = None
     started: Started | None = None
     finished: Finished | None = None
+    retry_not_before_ns: int | None = None
+    """It waits to be tried again, until this moment at least; None: it does not."""
+    attempts_forgiven: int = 0
+    """Attempts that do not count against the retries any more: somebody asked for a new start after them."""
+    micro_batch_tokens: int | None = None
+    """What a retry made of `trainer.micro_batch_tokens`; None: as configured."""
     messages: int = 0
     """Trainer messages of the current attempt so far: the next one's sequence number."""
 
@@ -87,7 +98,10 @@ class TrialRecord:
         if not self.attempts:
             return TrialState.PLANNED
         outcome = self.attempts[-1].outcome
-        return TrialState.RUNNING if outcome is None else OUTCOMES[outcome]
+        if outcome is None:
+            return TrialState.RUNNING
+        state = OUTCOMES[outcome]
+        return TrialState.PLANNED if state is TrialState.FAILED and self.retry_not_before_ns is not None else state
 
     @property
     def last_step(self) -> StepReport | None:
@@ -156,7 +170,7 @@ class SweepRecord:
 
     def _on_attempt_started(self, body: Mapping[str, Any], at_ns: int) -> None:
         trial = self.trials[body["trial_id"]]
-        trial.messages = 0
+        trial.messages, trial.retry_not_before_ns = 0, None
         trial.attempts.append(AttemptRecord(body["attempt"], body["lease_id"], at_ns, body["from_step"]))
 
     def _on_message(self, body: Mapping[str, Any], at_ns: int) -> None:
@@ -180,6 +194,13 @@ class SweepRecord:
     def _on_attempt_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
         attempt = self.trials[body["trial_id"]].attempts[-1]
         attempt.outcome, attempt.message, attempt.ended_ns = body["outcome"], body["message"], at_ns
+
+    def _on_retry(self, body: Mapping[str, Any], at_ns: int) -> None:
+        trial = self.trials[body["trial_id"]]
+        trial.retry_not_before_ns = body["not_before_ns"]
+        trial.micro_batch_tokens = body["micro_batch_tokens"] or trial.micro_batch_tokens
+        if body["forgive"]:
+            trial.attempts_forgiven = len(trial.attempts)
 
     def _on_released(self, body: Mapping[str, Any], at_ns: int) -> None:
         if not body["released"]:
@@ -229,6 +250,27 @@ class Journal:
             "config": config,
         }
         self.append("sweep_planned", body, "plan")
+
+    def retry(
+        self,
+        trial_id: str,
+        after_attempt: int,
+        not_before_ns: int,
+        reason: str,
+        micro_batch_tokens: int | None = None,
+        *,
+        forgive: bool = False,
+    ) -> None:
+        """The trial shall be tried again. `forgive`: what it did so far does not count against its retries."""
+        body = {
+            "trial_id": trial_id,
+            "after_attempt": after_attempt,
+            "not_before_ns": not_before_ns,
+            "reason": reason,
+            "micro_batch_tokens": micro_batch_tokens,
+            "forgive": forgive,
+        }
+        self.append("retry", body, f"retry:{trial_id}:{after_attempt}")
 
     def message(self, trial_id: str, attempt: int, sequence: int, message: Event) -> None:
         body = {"trial_id": trial_id, "attempt": attempt, "sequence": sequence, "message": to_json(message)}

@@ -102,8 +102,13 @@ def make_plan(cfg: SweepConfig) -> Plan:
     return Plan(trials, points, digest, _warnings(cfg))
 
 
-def trial_spec(cfg: SweepConfig, trial: PlannedTrial, *, attempt: int, sweep_dir: Path) -> TrialSpec:
-    """The trainer's orders for one attempt."""
+def trial_spec(
+    cfg: SweepConfig, trial: PlannedTrial, *, attempt: int, sweep_dir: Path, micro_batch_tokens: int | None = None
+) -> TrialSpec:
+    """The trainer's orders for one attempt. `micro_batch_tokens`: a retry's; None: as configured."""
+    trainer = cfg.trainer
+    if micro_batch_tokens is not None:
+        trainer = replace(trainer, micro_batch_tokens=micro_batch_tokens)
     return TrialSpec(
         trial_id=trial.trial_id,
         attempt=attempt,
@@ -117,7 +122,7 @@ def trial_spec(cfg: SweepConfig, trial: PlannedTrial, *, attempt: int, sweep_dir
         algorithm=replace(cfg.algorithm, lr=trial.lr),
         rollout=cfg.rollout,
         evaluation=cfg.evaluation,
-        trainer=cfg.trainer,
+        trainer=trainer,
         checkpoint_dir=str(sweep_dir.absolute() / "checkpoints" / trial.trial_id),
         cache_dir=str(Path(cfg.paths.cache).expanduser().absolute()),
     )

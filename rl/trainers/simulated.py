@@ -26,6 +26,7 @@ from rl.spec import (
     EvalReport,
     Event,
     Finished,
+    OutOfMemoryError,
     PreemptedError,
     SetLr,
     Started,
@@ -191,6 +192,10 @@ class _Attempt:
         if self._fires("preempt", self._sim.preempt_at_step, number):
             self._clock.sleep_ns(half_ns)
             raise PreemptedError(f"simulated: the machine was taken away during step {number}")
+        tokens, most = self._spec.trainer.micro_batch_tokens, self._sim.out_of_memory_above_tokens
+        if 0 < most < tokens:
+            self._clock.sleep_ns(half_ns)
+            raise OutOfMemoryError(f"simulated: a micro-batch of {tokens} tokens, where {most} fit")
         if self._fires("crash", self._sim.crash_at_step, number):
             self._clock.sleep_ns(half_ns)
             raise SimulatedCrashError(f"simulated: the process died during step {number}")

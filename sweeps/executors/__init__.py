@@ -74,6 +74,10 @@ class Executor(Protocol):
         ...
 
 
+class HungError(RuntimeError):
+    """No word for longer than the limit."""
+
+
 def outcome_of(error: BaseException) -> tuple[str, str]:
     """What an exception out of a trainer means, and a message for a person."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -81,8 +85,10 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
         case PreemptedError():
             return "preempted", text
         case ConfigurationError():
-            return "failed", f"cannot run as configured: {error}"
+            return "bad_configuration", f"cannot run as configured: {error}"
         case OutOfMemoryError():
-            return "failed", f"{text}; a smaller trainer.micro_batch_tokens gives the same result in less memory"
+            return "out_of_memory", f"{text}; a smaller trainer.micro_batch_tokens gives the same result in less memory"
+        case HungError():
+            return "hung", str(error)
         case _:
-            return "failed", text
+            return "crashed", text

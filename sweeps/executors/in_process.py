@@ -14,30 +14,25 @@ from typing import TYPE_CHECKING
 
 from rl.spec import Command, Event, Finished, Trainer
 from rl.trainers.simulated import SimulatedTrainer
-from sweeps.executors import Attempt, Host, outcome_of
+from sweeps.executors import Attempt, Host, HungError, outcome_of
 
 if TYPE_CHECKING:
     from cost.clock import FakeClock
 
 TICK_NS = 10_000_000_000
-SILENCE_LIMIT_NS = 1_800_000_000_000
-"""A trainer that says nothing for so long hangs."""
-
-
-class HungError(RuntimeError):
-    """No word for longer than the limit."""
 
 
 class Stopwatch:
     """How long the trainer's work took since the last message (`rl.trainers.simulated.Clock`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_seconds: float) -> None:
         self.elapsed_ns = 0
+        self._silence_seconds = silence_seconds
 
     def sleep_ns(self, duration_ns: int) -> None:
         self.elapsed_ns += duration_ns
-        if self.elapsed_ns > SILENCE_LIMIT_NS:
-            raise HungError(f"no word for {SILENCE_LIMIT_NS // 10**9} s: it hangs")
+        if self.elapsed_ns > self._silence_seconds * 1e9:
+            raise HungError(f"no word for {self._silence_seconds:g} s: it hangs")
 
 
 @dataclass
@@ -52,8 +47,15 @@ class _Running:
 class InProcessExecutor:
     """Discrete-event simulation of a machine's cards."""
 
-    def __init__(self, clock: FakeClock, trainer: Callable[[Stopwatch], Trainer] = SimulatedTrainer) -> None:
-        self._stopwatch = Stopwatch()
+    def __init__(
+        self,
+        clock: FakeClock,
+        trainer: Callable[[Stopwatch], Trainer] = SimulatedTrainer,
+        *,
+        silence_seconds: float = 1800.0,
+    ) -> None:
+        """`silence_seconds`: a trainer that says nothing for longer hangs, and is ended."""
+        self._stopwatch = Stopwatch(silence_seconds)
         self._trainer = trainer(self._stopwatch)
         self._clock = clock
         self._queue: list[tuple[int, int, _Running]] = []
@@ -69,7 +71,8 @@ class InProcessExecutor:
             if not self._queue:
                 if host.done():
                     return
-                raise RuntimeError("nothing runs and nothing can be started, yet the sweep is not done")
+                self._advance_to(self._next_tick, host)  # what waits has a moment before which it must not start
+                continue
             at, _, running = heapq.heappop(self._queue)
             self._advance_to(at, host)
             self._deliver(running, host)
@@ -84,7 +87,7 @@ class InProcessExecutor:
             self._end(running, host, *outcome_of(running.error))
             return
         if running.message is None:
-            self._end(running, host, "failed", "the trainer ended without a word")
+            self._end(running, host, "crashed", "the trainer ended without a word")
             return
         command = host.on_message(running.attempt, running.sequence, running.message)
         running.sequence += 1

@@ -63,7 +63,7 @@ class AttemptActor(tune.Trainable):
         try:
             message = self._words.send(command)
         except StopIteration:
-            return {"error": ("failed", "the trainer ended without a word"), **self._place, "done": True}
+            return {"error": ("crashed", "the trainer ended without a word"), **self._place, "done": True}
         except Exception as error:
             import traceback
 
@@ -170,7 +170,7 @@ class RayTuneExecutor:
         if running.group is None:  # it ended before its first word, and before a tick saw its group
             self._grant(running, "")
         running.ended_at = time.monotonic()
-        outcome, message = running.outcome or ("failed", "its process ended without a word")
+        outcome, message = running.outcome or ("crashed", "its process ended without a word")
         if died and running.outcome is None:
             error = trial.get_error()
             first_line = str(error).strip().splitlines()[0] if error and str(error).strip() else "no reason was given"

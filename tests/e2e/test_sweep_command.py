@@ -166,7 +166,7 @@ def test_an_mlflow_that_does_not_answer_is_said_and_the_sweep_goes_on(tmp_path):
 
 
 def test_a_sweep_with_a_failed_trial_exits_1_and_one_with_a_forced_gate_0(tmp_path):
-    crash = ["+stage=smoke", "trainer=simulated", "trainer.simulated.crash_at_step=3"]
+    crash = ["+stage=smoke", "trainer=simulated", "trainer.simulated.crash_at_step=3", "retry.crashes=0"]
     failed = sweep(tmp_path, *crash)
     assert failed.returncode == 1
     assert "closed" in failed.stdout

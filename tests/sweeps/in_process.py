@@ -67,4 +67,6 @@ def a_sweep(folder: Path, *overrides: str, **host_settings) -> Sweep:
     journal.catch_up()
     settings = {"cards": cfg.machine.cards, "view": Silent(), **host_settings}
     host = SweepHost(cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, **settings)
-    return Sweep(cfg, clock, ledger, journal, host, InProcessExecutor(clock))
+    return Sweep(
+        cfg, clock, ledger, journal, host, InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
+    )

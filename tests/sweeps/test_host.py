@@ -77,16 +77,68 @@ def test_a_preempted_trial_goes_on_from_its_checkpoint_and_is_not_failed(tmp_pat
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("crash_at_step", "crash"), ("hang_at_step", "hangs")],
+    [("crash_at_step", "died"), ("hang_at_step", "hangs")],
 )
-def test_a_trial_that_crashes_or_hangs_is_failed_and_the_others_go_on(tmp_path, fault: str, said: str):
-    sweep = a_sweep(tmp_path, f"trainer.simulated.{fault}=5").run()
+def test_a_trial_that_crashes_or_hangs_too_often_is_failed_and_the_others_go_on(tmp_path, fault: str, said: str):
+    never = ("retry.crashes=0", "retry.hangs=0")
+    sweep = a_sweep(tmp_path, f"trainer.simulated.{fault}=5", *never).run()
     for trial in sweep.journal.record.trials.values():
         assert trial.state is TrialState.FAILED
         assert said in trial.attempts[0].message.lower()
     verdict = metric_gate(sweep.journal.record, 20, sweep.cfg.gate)
     assert not verdict.open
     assert not any(u.to_ns is None for u in sweep.ledger.usages())
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [("crash_at_step", "crashed"), ("hang_at_step", "hung")])
+def test_a_trial_that_crashed_or_hung_once_goes_on_from_its_checkpoint(tmp_path, fault: str, outcome: str):
+    sweep = a_sweep(tmp_path, f"trainer.simulated.{fault}=15").run()
+    for trial in sweep.journal.record.trials.values():
+        assert [a.outcome for a in trial.attempts] == [outcome, "completed"]
+        assert trial.attempts[1].from_step == 10
+        assert sorted(trial.steps) == list(range(1, 21))
+
+
+def test_each_crash_waits_twice_as_long_as_the_one_before(tmp_path):
+    every = ("trainer.simulated.crash_at_step=5", "trainer.simulated.faults_every_attempt=true")
+    sweep = a_sweep(tmp_path, *every, "retry.crashes=3", "retry.backoff_seconds=100", "search.lr_scaling=[hold]")
+    sweep.run()
+    for trial in sweep.journal.record.trials.values():
+        assert trial.state is TrialState.FAILED
+        assert [a.outcome for a in trial.attempts] == ["crashed"] * 4
+        waits = [(b.started_ns - (a.ended_ns or 0)) / 1e9 for a, b in itertools.pairwise(trial.attempts)]
+        assert all(wait >= least for wait, least in zip(waits, [100, 200, 400], strict=True)), waits
+
+
+def test_what_waits_to_be_tried_again_is_planned_and_leaves_the_card_to_others(tmp_path):
+    fault = ("trainer.simulated.crash_at_step=5", "retry.backoff_seconds=600")
+    sweep = a_sweep(tmp_path, *fault).run()
+    usages = sorted(sweep.ledger.usages(), key=lambda u: u.from_ns)
+    assert [u.key.attempt for u in usages] == [1, 1, 1, 2, 2, 2]
+    assert {u.outcome for u in usages if u.key.attempt == 1} == {"FAILED"}
+
+
+def test_out_of_memory_is_tried_once_with_half_the_micro_batch(tmp_path):
+    fits = a_sweep(
+        tmp_path / "a", "trainer.micro_batch_tokens=1024", "trainer.simulated.out_of_memory_above_tokens=512"
+    )
+    for trial in fits.run().journal.record.trials.values():
+        assert [a.outcome for a in trial.attempts] == ["out_of_memory", "completed"]
+        assert trial.micro_batch_tokens == 512
+    still = a_sweep(
+        tmp_path / "b", "trainer.micro_batch_tokens=1024", "trainer.simulated.out_of_memory_above_tokens=64"
+    )
+    for trial in still.run().journal.record.trials.values():
+        assert [a.outcome for a in trial.attempts] == ["out_of_memory"] * 2
+        assert trial.state is TrialState.FAILED
+
+
+def test_preemptions_are_limited_only_where_somebody_limits_them(tmp_path):
+    every = ("trainer.simulated.preempt_at_step=15", "trainer.simulated.faults_every_attempt=true")
+    sweep = a_sweep(tmp_path, *every, "retry.preemptions=4").run()
+    for trial in sweep.journal.record.trials.values():
+        assert [a.outcome for a in trial.attempts] == ["preempted"] * 5
+        assert trial.state is TrialState.PREEMPTED
 
 
 def test_a_spent_budget_stops_what_runs_and_starts_nothing_more(tmp_path):

@@ -1,0 +1,30 @@
+"""The trials that wait for cards, in the order in which they shall get them; some not before a certain moment."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+
+class Waiting:
+    """First come, first served, among those whose moment has come."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, str]] = []
+        self._order = itertools.count()
+
+    def put(self, trial_id: str, not_before_ns: int = 0) -> None:
+        heapq.heappush(self._heap, (not_before_ns, next(self._order), trial_id))
+
+    def ready(self, now_ns: int) -> bool:
+        return bool(self._heap) and self._heap[0][0] <= now_ns
+
+    def take(self) -> str:
+        return heapq.heappop(self._heap)[2]
+
+    def remove(self, trial_id: str) -> None:
+        self._heap = [entry for entry in self._heap if entry[2] != trial_id]
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
