@@ -6,15 +6,17 @@ What an entry means is its writer's business; here it is a kind, a key and a JSO
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from cost import schema
 from cost.driver import Driver
-from cost.facts import canonical
-from cost.records import IntegrityError, LedgerError, StoredEvent
+from cost.facts import canonical, chunks
+from cost.records import IntegrityError, LedgerError, NewEvent, StoredEvent
+
+PAGE_EVENTS = 100
 
 
 class Journal(Driver):
@@ -26,34 +28,84 @@ class Journal(Driver):
         Raises:
             IntegrityError: the stream has an entry of this key with another kind or body.
         """
-        try:
-            text = canonical(body)
-        except (TypeError, ValueError) as error:
-            raise LedgerError(f"event {kind} {key} of {stream} cannot be written as JSON: {error}") from error
+        return self.append_events(stream, [NewEvent(kind, body, key)]) == 1
+
+    def append_events(self, stream: str, events: Sequence[NewEvent]) -> int:
+        """Add entries to a journal, all or none, in this order. Returns how many of them were not there yet.
+
+        Raises:
+            IntegrityError: the stream has an entry of one of these keys with another kind or body.
+        """
+        given = {event.key: (event.kind, _text(stream, event)) for event in events}
+        if len(given) < len(events):
+            raise IntegrityError(f"two of the events for {stream} have the same key")
         table = schema.event
         with self._write() as connection:
             self._store.lock(connection, f"stream {stream}")
-            query = select(table.c.kind, table.c.body).where(table.c.stream == stream, table.c.key == key)
-            known = connection.execute(query).first()
-            if known is not None:
-                if (known.kind, known.body) == (kind, text):
-                    return False
-                raise IntegrityError(f"event {key} of {stream} was written before as {known.kind} {known.body[:200]}")
-            last = connection.execute(select(func.max(table.c.sequence)).where(table.c.stream == stream)).scalar()
-            row = {"stream": stream, "sequence": (last or 0) + 1, "kind": kind, "key": key, "body": text}
-            row |= {"at_ns": self.now_ns(), "driver_id": self.driver_id}
-            connection.execute(table.insert(), row)
-            return True
+            known: dict[str, tuple[str, str]] = {}
+            for keys in chunks(list(given)):
+                query = select(table.c.key, table.c.kind, table.c.body)
+                query = query.where(table.c.stream == stream, table.c.key.in_(keys))
+                known |= {row.key: (row.kind, row.body) for row in connection.execute(query)}
+            for key, (kind, body) in known.items():
+                if given[key] != (kind, body):
+                    raise IntegrityError(f"event {key} of {stream} was written before as {kind} {body[:200]}")
+            query = select(func.max(table.c.sequence)).where(table.c.stream == stream)
+            first = (connection.execute(query).scalar() or 0) + 1
+            common = {"stream": stream, "at_ns": self.now_ns(), "driver_id": self.driver_id}
+            new = [(key, *entry) for key, entry in given.items() if key not in known]
+            rows = [
+                {**common, "sequence": sequence, "kind": kind, "key": key, "body": body}
+                for sequence, (key, kind, body) in enumerate(new, start=first)
+            ]
+            if rows:
+                connection.execute(table.insert(), rows)
+            return len(rows)
 
-    def events(self, stream: str, after: int = 0) -> Iterator[StoredEvent]:
-        """The entries of a journal with a sequence above `after`, in order."""
+    def events(self, stream: str, after: int = 0, *, without: Collection[str] = ()) -> Iterator[StoredEvent]:
+        """The entries of a journal with a sequence above `after`, in order, but for those of some kinds.
+
+        They are read a page at a time: a journal may be larger than the memory.
+        """
         table = schema.event
-        query = select(table).where(table.c.stream == stream, table.c.sequence > after).order_by(table.c.sequence)
+        query = select(table).where(table.c.stream == stream).order_by(table.c.sequence)
+        if without:
+            for numbers in chunks(self._numbers(stream, after, without)):
+                yield from self._page(query.where(table.c.sequence.in_(numbers)))
+            return
+        query = query.limit(PAGE_EVENTS)
+        while page := self._page(query.where(table.c.sequence > after)):
+            yield from page
+            after = page[-1].sequence
+
+    def _numbers(self, stream: str, after: int, without: Collection[str]) -> list[int]:
+        """Of the entries of other kinds. By the names of those, so that an index leads to them and to nothing else."""
+        table = schema.event
+        kinds = [kind for kind in self.event_kinds(stream) if kind not in without]
+        query = select(table.c.sequence).where(table.c.stream == stream, table.c.kind.in_(kinds))
+        with self._store.read() as connection:
+            return sorted(connection.execute(query.where(table.c.sequence > after)).scalars())
+
+    def _page(self, query: Select) -> list[StoredEvent]:
         with self._store.read() as connection:
             rows = connection.execute(query).all()
-        for row in rows:
-            body = json.loads(row.body)
-            yield StoredEvent(row.sequence, row.stream, row.kind, row.at_ns, row.driver_id, body, row.key)
+        return [
+            StoredEvent(row.sequence, row.stream, row.kind, row.at_ns, row.driver_id, json.loads(row.body), row.key)
+            for row in rows
+        ]
+
+    def event_kinds(self, stream: str) -> list[str]:
+        """The kinds of entry that a journal has, by their names."""
+        kind = schema.event.c.kind
+        query = select(func.min(kind)).where(schema.event.c.stream == stream)
+        found: list[str] = []
+        with self._store.read() as connection:
+            # One look into the index for each, where DISTINCT would pass over every entry.
+            name = connection.execute(query).scalar()
+            while name is not None:
+                found.append(name)
+                name = connection.execute(query.where(kind > name)).scalar()
+        return found
 
     def streams(self) -> list[str]:
         """Names of all journals, in the order of their first entry."""
@@ -61,3 +113,10 @@ class Journal(Driver):
         query = select(table.c.stream).where(table.c.sequence == 1).order_by(table.c.at_ns, table.c.stream)
         with self._store.read() as connection:
             return list(connection.execute(query).scalars())
+
+
+def _text(stream: str, event: NewEvent) -> str:
+    try:
+        return canonical(event.body)
+    except (TypeError, ValueError) as error:
+        raise LedgerError(f"event {event.kind} {event.key} of {stream} cannot be written as JSON: {error}") from error

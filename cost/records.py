@@ -140,6 +140,15 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class NewEvent:
+    """An entry to be written to a journal; `key` is its own within its stream."""
+
+    kind: str
+    body: Mapping[str, Any]
+    key: str
+
+
+@dataclass(frozen=True)
 class StoredEvent:
     """One entry of a journal."""
 

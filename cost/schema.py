@@ -29,7 +29,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """The revision of the migrations that these tables are."""
 
 MICRO_PER_CARD = 10**6
@@ -228,6 +228,7 @@ event = Table(
     Column("driver_id", ForeignKey("driver.driver_id"), nullable=False),
     Column("body", Text, nullable=False),
     UniqueConstraint("stream", "key", name="event_key"),
+    Index("event_kind", "stream", "kind", "sequence"),
 )
 
 correction = Table(

@@ -12,7 +12,7 @@ from sqlalchemy import func, select, text
 from cost import facts, schema
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger import HEARTBEAT_NS, SILENT_NS, Ledger
-from cost.records import Correction, IntegrityError, LedgerError, UsageKey
+from cost.records import Correction, IntegrityError, LedgerError, NewEvent, UsageKey
 
 KEY = UsageKey("L1", "t1", 1)
 
@@ -347,6 +347,34 @@ def test_events_come_back_in_order_with_their_bodies(ledger, clock):
     assert list(ledger.events("s1", after=1)) == [second]
     assert list(ledger.events("s1", after=2)) == list(ledger.events("nothing")) == []
     assert ledger.streams() == ["s1", "s2"]
+
+
+def test_many_events_are_written_at_once_and_those_that_are_there_change_nothing(ledger):
+    many = [NewEvent("word", {"n": n}, str(n)) for n in range(1201)]
+    assert ledger.append_events("s1", many[:3]) == 3
+    assert ledger.append_events("s1", many) == 1198
+    assert ledger.append_events("s1", many) == 0
+    assert [(e.sequence, e.body["n"]) for e in ledger.events("s1")] == [(n + 1, n) for n in range(1201)]
+
+
+def test_of_events_of_which_one_has_another_body_none_is_written(ledger):
+    ledger.append_event("s1", "word", {"n": 1}, "1")
+    for other in (NewEvent("word", {"n": 2}, "1"), NewEvent("decision", {"n": 1}, "1")):
+        with pytest.raises(IntegrityError, match="1 of s1"):
+            ledger.append_events("s1", [NewEvent("word", {}, "0"), other])
+    with pytest.raises(IntegrityError, match="same key"):
+        ledger.append_events("s1", [NewEvent("word", {}, "2"), NewEvent("word", {}, "2")])
+    assert [e.key for e in ledger.events("s1")] == ["1"]
+
+
+def test_events_are_read_without_those_of_some_kinds(ledger):
+    kinds = ["word", "start", "word", "stop"] * 300
+    ledger.append_events("s1", [NewEvent(kind, {}, str(n)) for n, kind in enumerate(kinds)])
+    assert ledger.event_kinds("s1") == ["start", "stop", "word"]
+    decisions = list(ledger.events("s1", without={"word"}))
+    assert [(e.kind, e.key) for e in decisions] == [(k, str(n)) for n, k in enumerate(kinds) if k != "word"]
+    assert list(ledger.events("s1", after=1198, without={"word"})) == decisions[-1:]
+    assert list(ledger.events("s1", without={"word", "start", "stop"})) == []
 
 
 def test_an_event_keeps_text_that_no_encoding_has(ledger):

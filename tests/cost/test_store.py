@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cost import schema
 from cost.backup import KEEP, backups_of, copy_sqlite, restore
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger import HEARTBEAT_NS, Ledger
@@ -133,16 +134,30 @@ def test_a_ledger_of_a_newer_version_is_left_alone(file):
     assert content(file) == before
 
 
+def test_a_ledger_of_the_first_version_is_brought_up_to_date_with_its_events(file):
+    with Ledger.open(file) as ledger:
+        ledger.append_event("s", "e", {}, "k")
+    raw = sqlite3.connect(file)
+    raw.execute("DROP INDEX event_kind")
+    raw.execute("UPDATE alembic_version SET version_num = '0001'")
+    raw.commit()
+    raw.close()
+    with Ledger.open(file) as ledger:
+        assert [e.key for e in ledger.events("s", without={"other"})] == ["k"]
+    assert [saved.name for saved in backups_of(file)] == ["ledger.0001.bak"]
+
+
 def test_a_ledger_of_an_older_version_is_copied_before_it_is_brought_up_to_date(file, monkeypatch):
     with Ledger.open(file) as ledger:
         ledger.append_event("s", "e", {}, "k")
-    monkeypatch.setattr("cost.schema.HEAD", "0002")
+    current = schema.HEAD
+    monkeypatch.setattr("cost.schema.HEAD", "9999")
     with pytest.raises(StoreError, match="older version"):
         Ledger.open(file, read_only=True)
     assert backups_of(file) == []
     Ledger.open(file).close()
     (saved,) = backups_of(file)
-    assert saved.name == "ledger.0001.bak"
+    assert saved.name == f"ledger.{current}.bak"
     monkeypatch.undo()
     with Ledger.open(saved, read_only=True) as old:
         assert [e.key for e in old.events("s")] == ["k"]
