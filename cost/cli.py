@@ -167,7 +167,8 @@ def backup(
     pricing: Pricing = None,
 ) -> None:
     """A whole copy of the ledger beside it, one per day, also while sweeps run. Prints where it is."""
-    from cost.archive import archive, bucket_of
+    from cost.archive import archive
+    from cost.bucket import bucket_of
 
     with opened(root, db) as ledger:
         made = ledger.backup()
@@ -188,9 +189,9 @@ def restore(
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Put a copy in the ledger's place. What stood there is set aside, not deleted."""
-    from cost.archive import bucket_of
     from cost.archive import restore as from_archive
     from cost.backup import restore as put_back
+    from cost.bucket import bucket_of
     from cost.records import LedgerError
 
     prices, target = None, root / "ledger.db"

