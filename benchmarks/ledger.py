@@ -152,7 +152,7 @@ def write_focus(ledger: Ledger, book: PriceBook, path: Path) -> None:
 
     now = ledger.now_ns()
     first = min(state.from_ns for state in ledger.leases())
-    focus.write(attribute(ledger, book, now, cuts=focus.month_cuts(first, now)), book, path)
+    focus.write(attribute(ledger, book, now, cuts=focus.month_cuts(first, now)), path)
 
 
 def in_pandas(path: Path, book: PriceBook) -> float:

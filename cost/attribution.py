@@ -19,10 +19,11 @@ from pathlib import Path
 from sqlalchemy import Connection, select
 
 from cost import commitments, facts, metered, schema
-from cost.allocation import Allocation, LeaseFacts, UsageFacts, allocate
+from cost.allocation import Allocation, LeaseFacts, Share, UsageFacts, allocate
 from cost.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
 from cost.journal import Journal
 from cost.money import largest_remainder
+from cost.price_kinds import Kinds, PriceKinds
 from cost.prices import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, pico_per_hour
 from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
 from cost.status import Spans, invoiced_spans, status_at
@@ -61,6 +62,20 @@ class Line:
     """The commitment that it is a part of: paid for before."""
     paid_pico: int = 0
     """Of a purchase: what was paid."""
+    kinds: Kinds | None = None
+    """What it comes to at list, contracted and effective prices; None: at all of them what it cost."""
+
+    @property
+    def list_pico(self) -> int:
+        return self.pico if self.kinds is None else self.kinds.list_pico
+
+    @property
+    def contracted_pico(self) -> int:
+        return self.pico if self.kinds is None else self.kinds.contracted_pico
+
+    @property
+    def effective_pico(self) -> int:
+        return self.pico if self.kinds is None else self.kinds.effective_pico
 
     @property
     def imputed(self) -> bool:
@@ -115,10 +130,12 @@ def attribute(
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
         whole, rows = charged(one.state, book, rules, now_ns, other)
         spans = invoiced.get(one.state.lease.lease_id, ())
-        edges = sorted({*cuts, *(edge for span in spans for edge in span)}) if spans else cuts
+        others = PriceKinds(one.state.lease, rows, book)
+        edges = sorted({*cuts, *(edge for span in spans for edge in span), *others.edges})
         segments = cut(whole, edges, _rates(one.state.lease, rows))
-        statuses = [status_at(one.state, segment.from_ns, spans) for segment in segments]
-        found += _lines(one, segments, rows, allocate(one, segments), statuses)
+        statuses = [status_at(one.state, s.from_ns, spans) for s in segments]
+        kinds = others.of(segments, [bool(_commitment(s)) for s in segments])
+        found += _lines(one, _Parts(segments, statuses, kinds), rows, allocate(one, segments))
     return Lines((*found, *lines), usages, tuple(one.state for one in everything))
 
 
@@ -259,24 +276,26 @@ def cut(
     that a rule leaves unbilled), and without rates, a segment is split in proportion to time.
     """
     found: list[Segment] = []
-    exact, whole, at_rate = Fraction(0), 0, rate_of is not None
+    exact, whole, run_to_ns = Fraction(0), 0, None
     for segment in segments:
         inner = cuts[bisect_right(cuts, segment.from_ns) : bisect_left(cuts, segment.to_ns)]
         edges = [segment.from_ns, *inner, segment.to_ns]
         lengths = [b - a for a, b in pairwise(edges)]
         parts = None
-        if at_rate and rate_of is not None and segment.category == "machine":
+        if segment.from_ns != run_to_ns:
+            exact, whole, run_to_ns = Fraction(0), 0, None
+        if rate_of is not None and segment.paid_ns == segment.to_ns - segment.from_ns:
             rate = rate_of(segment)
             totals = [floor(exact + rate * (edge - segment.from_ns)) for edge in edges[1:]]
-            exact += rate * (segment.to_ns - segment.from_ns)
-            at_rate = totals[-1] - whole == segment.pico
-            if at_rate:
+            if totals[-1] - whole == segment.pico:
                 parts = [b - a for a, b in pairwise([whole, *totals])]
-                whole = totals[-1]
+                exact += rate * (segment.to_ns - segment.from_ns)
+                whole, run_to_ns = totals[-1], segment.to_ns
         if parts is None:
             parts = [segment.pico] if not inner else largest_remainder(segment.pico, lengths)
-        for start, length, pico in zip(edges, lengths, parts, strict=False):
-            found.append(replace(segment, from_ns=start, to_ns=start + length, pico=pico))
+        paid = [segment.paid_ns] if not inner else largest_remainder(segment.paid_ns, lengths)
+        for start, length, pico, paid_ns in zip(edges, lengths, parts, paid, strict=False):
+            found.append(replace(segment, from_ns=start, to_ns=start + length, pico=pico, paid_ns=paid_ns))
     return found
 
 
@@ -314,32 +333,54 @@ def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None) ->
     ]
 
 
-def _lines(
-    one: LeaseFacts,
-    segments: Sequence[Segment],
-    rows: dict[str, PriceRow],
-    allocation: Allocation,
-    statuses: Sequence[str],
-) -> list[Line]:
-    lease = one.state.lease
+@dataclass(frozen=True)
+class _Parts:
+    """A lease's charge, segment by segment: how firm each is, and what it comes to at each kind of price."""
+
+    segments: Sequence[Segment]
+    statuses: Sequence[str]
+    kinds: Sequence[Kinds | None]
+
+
+def _lines(one: LeaseFacts, parts: _Parts, rows: dict[str, PriceRow], allocation: Allocation) -> list[Line]:
+    lease, segments = one.state.lease, parts.segments
     over = {(u.usage.sweep_id, u.usage.key) for u in one.usages if u.number in allocation.over_reported}
     of_lease = ("oversubscribed",) if allocation.oversubscribed_ns else ()
     found: list[Line] = []
     by_segment: list[dict[str, int]] = [{} for _ in segments]
-    for share in allocation.shares:
+    kinds = _split_kinds(parts.kinds, allocation.shares)
+    for share, of_share in zip(allocation.shares, kinds, strict=True):
         segment = segments[share.segment]
         key = UsageKey(share.lease_id, share.trial_id, share.attempt)
         flags = (*of_lease, "over_reported") if (share.sweep_id, key) in over else of_lease
         price = rows.get(segment.price_hash)
         line = Line(
             *(lease, share.sweep_id, share.trial_id, share.attempt, share.category, share.pico, share.micro_card_ns),
-            *(segment.from_ns, segment.to_ns, price, not segment.price_hash, flags, statuses[share.segment]),
+            *(segment.from_ns, segment.to_ns, price, not segment.price_hash, flags, parts.statuses[share.segment]),
             commitment=_commitment(segment),
+            kinds=of_share,
         )
         totals = by_segment[share.segment]
         totals[share.sweep_id] = totals.get(share.sweep_id, 0) + share.pico
         found.append(line)
-    return [*found, *_tax(lease, segments, rows, by_segment, statuses)]
+    return [*found, *_tax(lease, segments, rows, by_segment, parts.statuses)]
+
+
+def _split_kinds(kinds: Sequence[Kinds | None], shares: Sequence[Share]) -> list[Kinds | None]:
+    """What each share comes to at each kind of price: its part of its segment's, by card time or by cost."""
+    found: list[Kinds | None] = [None] * len(shares)
+    mine: dict[int, list[int]] = {}
+    for position, share in enumerate(shares):
+        if kinds[share.segment] is not None:
+            mine.setdefault(share.segment, []).append(position)
+    for index, positions in mine.items():
+        whole = kinds[index]
+        assert whole is not None
+        weights = [shares[at].micro_card_ns for at in positions]
+        weights = weights if any(weights) else [shares[at].pico for at in positions]
+        for at, part in zip(positions, whole.split(weights), strict=True):
+            found[at] = part
+    return found
 
 
 def _tax(

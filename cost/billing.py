@@ -79,6 +79,8 @@ class Segment:
     pico: int
     category: str
     price_hash: str
+    paid_ns: int = 0
+    """How much of it is charged by time; 0 where a quantity is, or nothing."""
 
 
 def charge(
@@ -120,7 +122,7 @@ def charge(
             exact += pico_per_hour(row, cards, watts) * paid / NS_PER_HOUR
             whole = exact.numerator // exact.denominator
             category = "machine" if b <= to_ns else "billing_increment"
-            segments.append(Segment(a, b, whole - floored, category, row.hash))
+            segments.append(Segment(a, b, whole - floored, category, row.hash, paid))
             floored = whole
     least = int(rule.minimum_amount * PICO)
     if not waived and segments and 0 < floored < least:

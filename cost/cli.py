@@ -286,11 +286,11 @@ def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: 
     cuts = focus.month_cuts(first, now_ns + 32 * 86_400 * 10**9)
     found = scoped_lines(ledger, book, scope, now_ns, cuts=cuts)
     if out is not None:
-        focus.write(found, book, out, version=version)
+        focus.write(found, out, version=version)
         return
     writer = csv.DictWriter(sys.stdout, focus.columns(version), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(focus.rows(found, book, version=version))
+    writer.writerows(focus.rows(found, version=version))
 
 
 def _what(ledger: Ledger, sweep: str | None, by: str | None, *, every: bool) -> tuple[str | None, str]:

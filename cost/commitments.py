@@ -178,7 +178,7 @@ def _use_one(
             before = floor(exact[lease_id])
             exact[lease_id] += per_card_ns * cards * (stop - start) * Fraction(one.cards, max(claimed, one.cards))
             pico = floor(exact[lease_id]) - before
-            segments[lease_id].append(Segment(start, stop, pico, "machine", f"{PREFIX}{one.name}"))
+            segments[lease_id].append(Segment(start, stop, pico, "machine", f"{PREFIX}{one.name}", stop - start))
             left -= pico
         free = max(one.cards - claimed, 0) * MICRO_PER_CARD * (stop - start)
         if left or free:

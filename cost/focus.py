@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cost.attribution import Line, Lines
 from cost.money import largest_remainder, pico_text
-from cost.prices import PER_HOUR, PICO, MissingPriceError, PriceBook, PriceRow, add_command, instant_ns, pico_per_hour
+from cost.prices import PER_HOUR, PICO, MissingPriceError, PriceRow, add_command, instant_ns, pico_per_hour
 from cost.records import Lease, Usage
 from cost.schema import MICRO_PER_CARD
 from cost.status import least_firm
@@ -101,6 +101,9 @@ class _Charge:
     period: tuple[int, int]
     pico: int = 0
     billed_pico: int = 0
+    list_pico: int = 0
+    contracted_pico: int = 0
+    effective_pico: int = 0
     micro_card_ns: int = 0
     from_ns: int = 0
     to_ns: int = 0
@@ -109,7 +112,7 @@ class _Charge:
     ratio: Fraction | None = None
 
 
-def rows(found: Lines, book: PriceBook, *, version: str = "1.2") -> Iterator[dict[str, str]]:
+def rows(found: Lines, *, version: str = "1.2") -> Iterator[dict[str, str]]:
     """The file's rows, keyed by column; an absent value is an empty text (CSV's null).
 
     `found` must have been cut at `month_cuts`. Raises MissingPriceError for an unpriced lease.
@@ -118,15 +121,14 @@ def rows(found: Lines, book: PriceBook, *, version: str = "1.2") -> Iterator[dic
     if version == "1.3":
         _set_ratios(charges)
     latest = {(sweep_id, key.lease_id, key.trial_id): usage for (sweep_id, key), usage in found.usages.items()}
-    prices = _Prices(book)
     for charge in charges:
-        row = _row(charge, prices)
+        row = _row(charge)
         if version == "1.3":
             row |= _allocated(charge, latest)
         yield row
 
 
-def write(found: Lines, book: PriceBook, path: str | Path, *, version: str = "1.2") -> Path:
+def write(found: Lines, path: str | Path, *, version: str = "1.2") -> Path:
     """Writes the file, whole or not at all."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -134,7 +136,7 @@ def write(found: Lines, book: PriceBook, path: str | Path, *, version: str = "1.
         with partial.open("w", encoding="utf-8", newline="") as stream:
             writer = csv.DictWriter(stream, columns(version), restval="", lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows(found, book, version=version))
+            writer.writerows(rows(found, version=version))
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, target)
@@ -155,12 +157,18 @@ def _gather(lines: Iterable[Line]) -> list[_Charge]:
             )
         period = months.of(line.from_ns)
         price = line.price.hash if line.price is not None else line.commitment
-        key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, period[0])
+        # Within a row each kind of price has one value.
+        kinds = line.kinds and (line.kinds.list_row, line.kinds.contracted_row, line.kinds.effective_row)
+        others = tuple(row and row.hash for row in kinds or ())
+        key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, others, period[0])
         charge = gathered.get(key)
         if charge is None:
             charge = gathered[key] = _Charge(line, period, from_ns=line.from_ns, to_ns=line.to_ns)
         charge.pico += line.pico
         charge.billed_pico += line.billed_pico
+        charge.list_pico += line.list_pico
+        charge.contracted_pico += line.contracted_pico
+        charge.effective_pico += line.effective_pico
         charge.micro_card_ns += line.micro_card_ns
         charge.from_ns = min(charge.from_ns, line.from_ns)
         charge.to_ns = max(charge.to_ns, line.to_ns)
@@ -184,31 +192,12 @@ class _Months:
         return self._last
 
 
-class _Prices:
-    """The list and effective price beside the one that was charged."""
-
-    def __init__(self, book: PriceBook) -> None:
-        self._book = book
-        self._known: dict[tuple[str, str, int], Decimal] = {}
-
-    def beside(self, row: PriceRow, kind: str, at_ns: int) -> Decimal:
-        key = (row.hash, kind, at_ns)
-        if key not in self._known:
-            try:
-                other = self._book.in_force(row.sku, at_ns, purchase=row.purchase, region=row.region, kind=kind)
-            except MissingPriceError:
-                other = row
-            self._known[key] = other.price
-        return self._known[key]
-
-
-def _row(charge: _Charge, prices: _Prices) -> dict[str, str]:
+def _row(charge: _Charge) -> dict[str, str]:
     line, lease = charge.line, charge.line.lease
     category = _category(line)
     service, subcategory, name = _SERVICES.get(line.category, _COMPUTE)
     region = (line.price.region if line.price is not None else "") or lease.region
     region_id, _, zone = region.partition("/")
-    cost = pico_text(charge.pico)
     row = {
         "AvailabilityZone": zone,
         "BilledCost": pico_text(charge.billed_pico),
@@ -223,10 +212,10 @@ def _row(charge: _Charge, prices: _Prices) -> dict[str, str]:
         "ChargeFrequency": "Usage-Based" if category == "Usage" else "One-Time",
         "ChargePeriodEnd": _moment(max(-(-charge.to_ns // NS), charge.from_ns // NS + 1) * NS),
         "ChargePeriodStart": _moment(charge.from_ns),
-        "ContractedCost": cost,
-        "EffectiveCost": cost,
+        "ContractedCost": pico_text(charge.contracted_pico),
+        "EffectiveCost": pico_text(charge.effective_pico),
         "InvoiceIssuerName": lease.provider,
-        "ListCost": cost,
+        "ListCost": pico_text(charge.list_pico),
         "ProviderName": lease.provider,
         "PublisherName": lease.provider,
         "RegionId": region_id,
@@ -254,23 +243,20 @@ def _row(charge: _Charge, prices: _Prices) -> dict[str, str]:
     elif line.price is not None:
         row |= {"x_PriceHash": line.price.hash, "x_PriceSource": line.price.source}
         if category == "Usage":
-            row |= _priced(charge, line.price, prices, row["x_CardHours"])
+            row |= _priced(charge, line.price, row["x_CardHours"])
     return row
 
 
-def _priced(charge: _Charge, price: PriceRow, prices: _Prices, card_hours: str) -> dict[str, str]:
-    """What a priced charge of usage says beside its cost: quantity times unit price is the cost, to 1e-12."""
-    lease = charge.line.lease
+def _priced(charge: _Charge, price: PriceRow, card_hours: str) -> dict[str, str]:
+    """What a priced charge of usage says beside its costs: quantity times unit price is the cost, to 1e-12."""
+    lease, kinds = charge.line.lease, charge.line.kinds
     unit, charged = _UNITS[price.per], price.price
     if price.depreciation:
         # Energy and depreciation have no common unit but the hour of the machine.
         hour = pico_per_hour(price, lease.cards, lease.watts or 0)
         unit, charged = "Hours", Decimal(hour.numerator) / hour.denominator / PICO
     quantity = Fraction(charge.pico, PICO) / Fraction(charged) if charged else Fraction(0)
-    listed = prices.beside(price, "list", charge.from_ns) if charged == price.price else charged
-    effective = charged
-    if price.purchase in _COMMITMENTS:
-        effective = prices.beside(price, "effective", charge.from_ns)
+    listed = kinds.list_row.price if kinds and kinds.list_row else charged
     commitment = _COMMITMENTS.get(price.purchase, "")
     category = {"spot": "Dynamic"}.get(price.purchase, "Committed" if commitment else "Standard")
     timed = price.per in PER_HOUR
@@ -287,10 +273,6 @@ def _priced(charge: _Charge, price: PriceRow, prices: _Prices, card_hours: str) 
         "SkuPriceDetails": _json({"GpuCount": lease.cards if price.per == "machine_hour" else 1}) if timed else "",
         "SkuPriceId": "/".join(filter(None, (price.sku, price.purchase, price.region, price.kind))),
     }
-    if listed != charged:
-        found["ListCost"] = _decimal(quantity * Fraction(listed))
-    if effective != charged:
-        found["EffectiveCost"] = _decimal(quantity * Fraction(effective))
     if commitment:
         found |= {
             "CommitmentDiscountCategory": commitment,
@@ -318,14 +300,16 @@ def _committed(charge: _Charge, card_hours: str) -> dict[str, str]:
         whole = {"PricingQuantity": "1", "PricingUnit": "Units", "ContractedUnitPrice": paid, "ListUnitPrice": paid}
         return found | whole | {"ListCost": paid, "ContractedCost": paid}
     hours = Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)
-    unit = _decimal(Fraction(charge.pico, PICO) / hours) if hours else "0"
+    listed, contracted = (
+        _decimal(Fraction(pico, PICO) / hours) if hours else "0" for pico in (charge.list_pico, charge.contracted_pico)
+    )
     unused = line.category == "unused_commitment"
     return found | {
         "CommitmentDiscountStatus": "Unused" if unused else "Used",
         "ConsumedQuantity": "" if unused else card_hours,
         "ConsumedUnit": "" if unused else "GPU-Hours",
-        "ContractedUnitPrice": unit,
-        "ListUnitPrice": unit,
+        "ContractedUnitPrice": contracted,
+        "ListUnitPrice": listed,
         "PricingQuantity": _decimal(hours, 18),
         "PricingUnit": "GPU-Hours",
     }

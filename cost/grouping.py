@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, tzinfo
+from functools import partial
 
 from cost.attribution import Line, Lines, attribute
 from cost.billing import BillingRule
@@ -109,12 +110,22 @@ def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[
     """
     rates = load_rates(book.folder)
     used: dict[tuple[str, date], Conversion] = {}
-    found: list[Line] = []
-    for line in lines:
+
+    def converted(pico: int, line: Line) -> int:
         day = datetime.fromtimestamp(line.from_ns // 10**9, UTC).date()
-        conversion = convert(line.pico, line.lease.currency, currency, day, rates)
-        used[line.lease.currency, day] = conversion
-        found.append(replace(line, pico=conversion.pico, lease=replace(line.lease, currency=currency)))
+        conversion = used[line.lease.currency, day] = convert(pico, line.lease.currency, currency, day, rates)
+        return conversion.pico
+
+    found = [
+        replace(
+            line,
+            pico=converted(line.pico, line),
+            paid_pico=converted(line.paid_pico, line),
+            kinds=line.kinds and line.kinds.converted(partial(converted, line=line)),
+            lease=replace(line.lease, currency=currency),
+        )
+        for line in lines
+    ]
     return tuple(found), rate_notes(used.values())
 
 
@@ -174,7 +185,8 @@ def _spread(lines: Sequence[Line]) -> list[Line]:
             continue
         pico = largest_remainder(line.pico, list(holders.values()))
         time = largest_remainder(line.micro_card_ns, list(holders.values()))
-        for (sweep_id, trial_id, attempt), part, card_ns in zip(holders, pico, time, strict=True):
+        kinds = line.kinds.split(list(holders.values())) if line.kinds else [None] * len(holders)
+        for (sweep_id, trial_id, attempt), part, card_ns, of_part in zip(holders, pico, time, kinds, strict=True):
             more = {"sweep_id": sweep_id, "trial_id": trial_id, "attempt": attempt}
-            found.append(replace(line, pico=part, micro_card_ns=card_ns, **more))
+            found.append(replace(line, pico=part, micro_card_ns=card_ns, kinds=of_part, **more))
     return found

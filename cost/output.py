@@ -19,7 +19,7 @@ from typing import Any
 from cost.allocation import CATEGORIES
 from cost.money import pico_of, pico_text, plain, rounded
 from cost.records import StoreError
-from cost.rows import Report, Row
+from cost.rows import COSTS, Report, Row
 
 CSV_PLACES = 6
 """Decimal places of the CSV's amounts."""
@@ -29,6 +29,7 @@ UNPRICED = "UNPRICED"
 _LABELS_BEFORE = ("prompts_per_step", "group_size", "lr", "lr_scaling", "steps")
 _LABELS_AFTER = ("acc", "acc_ci_low", "acc_ci_high")
 _FORECASTS = ("forecast_p50", "forecast_p90")
+_COSTS = tuple(name for name in COSTS if name != "billed_cost")
 
 COLUMNS = (
     *("row", "sweep_id", "trial_id", "stage", "state", "attempts", "machine", "sku", "cards"),
@@ -40,6 +41,7 @@ COLUMNS = (
     *_LABELS_AFTER,
     "cost_per_acc_point",
     *_FORECASTS,
+    *_COSTS,
     *("price_source", "flags"),
 )
 """The CSV's columns, explained one by one in docs/cost-report.md. They are only ever added to, before the last two."""
@@ -80,16 +82,14 @@ def csv_text(report: Report, *, places: int = CSV_PLACES) -> str:
     cells = [csv_cells(row, places) for row in report.rows]
     writer.writerows(cells)
     for currency in report.currencies:
-        mine = [(row, cell) for row, cell in zip(report.rows, cells, strict=True) if row.currency == currency]
-        shown = sum(Decimal(cell["cost"]) for _, cell in mine if cell["cost"] != UNPRICED)
-        billed = sum(Decimal(cell["billed_cost"]) for _, cell in mine if cell["cost"] != UNPRICED)
-        priced = [row for row, cell in mine if cell["cost"] != UNPRICED]
-        lost = rounded(sum(row.pico for row in priced), places) - shown
-        lost_billed = rounded(sum(row.billed_pico for row in priced), places) - billed
-        if lost or lost_billed:
-            row = {"row": "rounding", "rounding": _text(lost, places), "cost": _text(lost, places)}
-            row |= {"billed_cost": _text(lost_billed, places), "currency": currency}
-            writer.writerow(row)
+        mine = zip(report.rows, cells, strict=True)
+        priced = [(row, cell) for row, cell in mine if row.currency == currency and cell["cost"] != UNPRICED]
+        totals = {"cost": sum(row.pico for row, _ in priced)}
+        totals |= {name: sum(row.costs[name] for row, _ in priced) for name in COSTS}
+        lost = {k: rounded(v, places) - sum(Decimal(cell[k]) for _, cell in priced) for k, v in totals.items()}
+        if any(lost.values()):
+            texts = {name: _text(amount, places) for name, amount in lost.items()}
+            writer.writerow({"row": "rounding", "rounding": texts["cost"], "currency": currency, **texts})
     return buffer.getvalue()
 
 
@@ -111,14 +111,14 @@ def csv_cells(row: Row, places: int) -> dict[str, str]:
     for name in ("stage", "state", *_LABELS_BEFORE, *_LABELS_AFTER, *_FORECASTS):
         cells[name] = row.labels.get(name, "")
     if row.unpriced:
-        return cells | {"cost": UNPRICED, "billed_cost": UNPRICED}
+        return cells | dict.fromkeys(("cost", *COSTS), UNPRICED)
     total = Decimal(0)
     for name, pico in row.categories.items():
         amount = rounded(pico, places)
         cells[name] = _text(amount, places)
         total += amount
     cells["cost"] = _text(total, places)
-    cells["billed_cost"] = _text(rounded(row.billed_pico, places), places)
+    cells |= {name: _text(rounded(pico, places), places) for name, pico in row.costs.items()}
     cells["cost_per_acc_point"] = cost_per_acc_point(row, places)
     return cells
 
@@ -148,7 +148,7 @@ def as_json(report: Report) -> str:
     body["totals"] = {
         currency: {
             "cost": pico_text(report.total_in(currency)),
-            "billed_cost": pico_text(sum(r.billed_pico for r in report.rows if r.currency == currency)),
+            **{name: pico_text(pico) for name, pico in report.costs_in(currency).items()},
         }
         for currency in report.currencies
     }
@@ -168,7 +168,7 @@ def _json_row(row: Row) -> Mapping[str, Any]:
         "cards": None if row.cards is None else plain(row.cards),
         "card_hours": plain(row.card_hours),
         "cost": UNPRICED if row.unpriced else pico_text(row.pico),
-        "billed_cost": UNPRICED if row.unpriced else pico_text(row.billed_pico),
+        **{name: UNPRICED if row.unpriced else pico_text(pico) for name, pico in row.costs.items()},
         "currency": row.currency,
         "categories": {} if row.unpriced else {k: pico_text(v) for k, v in row.categories.items()},
         "labels": dict(row.labels),

@@ -18,6 +18,9 @@ from cost.status import least_firm
 
 NS_PER_HOUR = 3600 * 10**9
 
+COSTS = ("list_cost", "contracted_cost", "effective_cost", "billed_cost")
+"""What finance tells apart, by the names that reports have for them."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -46,12 +49,25 @@ class Row:
     unpriced: bool = False
     status: str = "provisional"
     """How firm it is, all in all: one of `status.STATUSES`."""
+    list_pico: int = 0
+    """What it would have cost at list prices."""
+    contracted_pico: int = 0
+    """What it would have cost at contracted prices, without commitments."""
+    effective_pico: int = 0
+    """The cost with what was paid for commitments, and in advance, spread over its time."""
 
     @property
     def card_hours(self) -> Decimal:
         """Rounded to six decimal places."""
         hours = Decimal(self.micro_card_ns) / MICRO_PER_CARD / NS_PER_HOUR
         return hours.quantize(Decimal("0.000001"))
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """The cost as finance tells it apart: by name of COSTS."""
+        return dict(
+            zip(COSTS, (self.list_pico, self.contracted_pico, self.effective_pico, self.billed_pico), strict=True)
+        )
 
     @property
     def cost(self) -> Money | None:
@@ -108,12 +124,17 @@ class Report:
     def total_in(self, currency: str) -> int:
         return sum(row.pico for row in self.rows if row.currency == currency)
 
+    def costs_in(self, currency: str) -> dict[str, int]:
+        """The total as finance tells it apart: by name of COSTS."""
+        rows = [row for row in self.rows if row.currency == currency]
+        return {name: sum(row.costs[name] for row in rows) for name in COSTS}
+
 
 def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequence[Line], **more: Any) -> Row:
     """The sum of some lines in one currency."""
     categories: dict[str, int] = defaultdict(int)
     machines, skus, sources, flags = set(), set(), set(), set()
-    pico = billed = card_ns = 0
+    pico = billed = card_ns = listed = contracted = effective = 0
     unpriced = False
     for line in lines:
         categories[line.category] += line.pico
@@ -128,6 +149,8 @@ def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequ
         elif line.imputed:
             flags.add("imputed")
         billed += line.billed_pico
+        listed, contracted = listed + line.list_pico, contracted + line.contracted_pico
+        effective += line.effective_pico
         if line.price is not None:
             sources.add(line.price.source)
         if line.commitment:
@@ -148,5 +171,8 @@ def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequ
         flags=tuple(sorted(flags | set(more.pop("flags", ())))),
         unpriced=unpriced,
         status=least_firm({line.status for line in lines}),
+        list_pico=listed,
+        contracted_pico=contracted,
+        effective_pico=effective,
         **{"sweep_id": "", **more},
     )

@@ -32,6 +32,8 @@ def report_table(report: Report) -> str:
             rows.append(_line("rounding", "", f"{lost:f} {currency}", columns))
         hours = sum((row.card_hours for row in mine), Decimal(0))
         rows.append(_line("total", f"{hours:.4f}", f"{total:f} {currency}", columns))
+        for name, pico in _costs(report, currency).items():
+            rows.append(_line(name, "", f"{rounded(pico, places[currency]):f} {currency}", columns))
     lines = [f"{report.title}, at {utc_text(report.at_ns)}"]
     lines.append(table_text(columns, rows, right=("tries", "acc", "card-hours", "cost")))
     if any("imputed" in row.flags for row in report.rows):
@@ -44,6 +46,13 @@ def report_table(report: Report) -> str:
         lines.append(f"Still held, and going on to cost: {', '.join(report.open_leases)}")
     lines += report.notes
     return "\n".join(lines)
+
+
+def _costs(report: Report, currency: str) -> dict[str, int]:
+    """The total as finance tells it apart, where kinds of price differ. (Own hardware is not billed anyway.)"""
+    costs = report.costs_in(currency)
+    prices = {pico for name, pico in costs.items() if name != "billed_cost"} | {report.total_in(currency)}
+    return costs if len(prices) > 1 else {}
 
 
 def _places(total_pico: int) -> int:

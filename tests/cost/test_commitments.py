@@ -162,7 +162,7 @@ def test_more_cards_than_were_bought_share_what_there_is_and_are_found(books, cl
 
 def test_finance_sees_a_purchase_amortised_use_and_what_was_unused(books, clock):
     cuts = focus.month_cuts(START, clock.utc)
-    rows = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=RULES), BOOK))
+    rows = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=RULES)))
     keys = (
         "ChargeCategory",
         "CommitmentDiscountStatus",
@@ -177,7 +177,7 @@ def test_finance_sees_a_purchase_amortised_use_and_what_was_unused(books, clock)
         ("Usage", "Used", "0", "10", "8", "GPU-Hours"),
     ]
     assert {row["CommitmentDiscountId"] for row in rows} == {"cb-1"}
-    allocated = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=RULES), BOOK, version="1.3"))
+    allocated = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=RULES), version="1.3"))
     (used,) = [row for row in allocated if row.get("CommitmentDiscountStatus") == "Used"]
     assert used["AllocatedResourceId"] == "s1/t1"
 

@@ -166,14 +166,14 @@ def test_the_file_has_all_21_mandatory_columns_in_order_with_our_own_last():
 
 
 def test_columns_without_a_value_are_null_and_those_that_must_have_one_do(full):
-    for row in focus.rows(full, BOOK):
+    for row in focus.rows(full):
         assert {c for c in NOT_NULL if not row.get(c)} == set()
         assert set(row) <= set(focus.columns("1.2"))
         assert not [v for v in row.values() if v in ("None", "NULL", "Not Applicable")]
 
 
 def test_numbers_and_moments_have_the_formats_of_the_specification(full):
-    for row in focus.rows(full, BOOK):
+    for row in focus.rows(full):
         for column in NUMBERS:
             assert not row.get(column) or NUMBER.fullmatch(row[column]), (column, row[column])
         for column in ("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd"):
@@ -186,7 +186,7 @@ def test_numbers_and_moments_have_the_formats_of_the_specification(full):
 
 
 def test_the_effective_cost_sums_to_the_ledger_exactly_and_own_hardware_is_billed_nothing(full):
-    rows = list(focus.rows(full, BOOK))
+    rows = list(focus.rows(full))
     assert total(rows, "EffectiveCost") * PICO == sum(line.pico for line in full.lines)
     billed = sum(line.pico for line in full.lines if not line.imputed)
     assert total(rows, "BilledCost") * PICO == billed
@@ -198,7 +198,7 @@ def test_the_effective_cost_sums_to_the_ledger_exactly_and_own_hardware_is_bille
 
 def test_a_billing_period_is_a_calendar_month_and_no_charge_crosses_it(full):
     periods = defaultdict(set)
-    for row in focus.rows(full, BOOK):
+    for row in focus.rows(full):
         periods[row["BillingPeriodStart"]].add(row["BillingPeriodEnd"])
     assert dict(periods) == {
         "2026-01-01T00:00:00Z": {"2026-02-01T00:00:00Z"},
@@ -208,7 +208,7 @@ def test_a_billing_period_is_a_calendar_month_and_no_charge_crosses_it(full):
 
 def test_charge_categories_are_those_of_the_specification(full):
     by_category = defaultdict(set)
-    for row in focus.rows(full, BOOK):
+    for row in focus.rows(full):
         assert row["ChargeCategory"] in {"Usage", "Purchase", "Tax", "Credit", "Adjustment"}
         by_category[row["ChargeCategory"]].add(row["x_Category"])
     assert by_category["Tax"] == {"tax"}
@@ -218,7 +218,7 @@ def test_charge_categories_are_those_of_the_specification(full):
 
 
 def test_quantity_times_unit_price_is_the_cost(full):
-    for row in focus.rows(full, BOOK):
+    for row in focus.rows(full):
         if row["ChargeCategory"] != "Usage":
             assert not row.get("PricingQuantity")
             assert not row.get("SkuPriceId")
@@ -231,16 +231,16 @@ def test_quantity_times_unit_price_is_the_cost(full):
 
 
 def test_spot_is_dynamic_and_its_zone_is_apart_from_its_region(full):
-    spot = [r for r in focus.rows(full, BOOK) if r["x_LeaseId"] == "L2"]
+    spot = [r for r in focus.rows(full) if r["x_LeaseId"] == "L2"]
     assert {r["PricingCategory"] for r in spot} == {"Dynamic"}
     assert {(r["RegionId"], r["AvailabilityZone"]) for r in spot} == {("us-east-1", "us-east-1f")}
     assert {(r["PricingUnit"], r["ResourceId"]) for r in spot} == {("Instance-Hours", "i-0abc")}
-    others = {r["PricingCategory"] for r in focus.rows(full, BOOK) if r["x_LeaseId"] in ("L3", "L4")}
+    others = {r["PricingCategory"] for r in focus.rows(full) if r["x_LeaseId"] in ("L3", "L4")}
     assert others == {"Standard"}
 
 
 def test_list_and_contracted_prices_are_both_shown(full):
-    (row,) = [r for r in focus.rows(full, BOOK) if r["x_LeaseId"] == "L4" and r["x_Category"] == "rollout"]
+    (row,) = [r for r in focus.rows(full) if r["x_LeaseId"] == "L4" and r["x_Category"] == "rollout"]
     assert (row["ListUnitPrice"], row["ContractedUnitPrice"]) == ("4.00", "3.00")
     assert abs(Decimal(row["ListCost"]) * 3 - Decimal(row["ContractedCost"]) * 4) < Decimal("1e-11")
     assert row["EffectiveCost"] == row["ContractedCost"]
@@ -249,7 +249,7 @@ def test_list_and_contracted_prices_are_both_shown(full):
 def test_commitments_name_their_commitment_and_the_effective_price(books):
     books.lease("L5", "saved", cards=1, purchase="savings_plan", tags={"commitment": "sp-1"})
     books.trial("L5", "t1", 1, cards=1)
-    row = next(iter(focus.rows(books.lines(), BOOK)))
+    row = next(iter(focus.rows(books.lines())))
     assert (row["PricingCategory"], row["CommitmentDiscountId"]) == ("Committed", "sp-1")
     assert (row["CommitmentDiscountStatus"], row["CommitmentDiscountCategory"]) == ("Used", "Spend")
     assert abs(Decimal(row["EffectiveCost"]) * 4 - Decimal(row["ContractedCost"]) * 3) < Decimal("1e-11")
@@ -259,11 +259,11 @@ def test_an_unpriced_lease_is_an_error_and_never_a_cost_of_zero(books):
     books.ledger.open_lease(Lease("L9", "i-9", "m", "nothing", "cloud", 1, "USD", None))
     books.clock.advance_seconds(60)
     with pytest.raises(MissingPriceError, match=r"lease L9.*python -m cost prices add nothing"):
-        list(focus.rows(books.lines(), BOOK))
+        list(focus.rows(books.lines()))
 
 
 def test_version_1_3_carries_the_split_by_trial_and_its_ratios_sum_to_one(full):
-    rows = list(focus.rows(full, BOOK, version="1.3"))
+    rows = list(focus.rows(full, version="1.3"))
     names = set(focus.columns("1.3"))
     assert {"AllocatedMethodId", "AllocatedMethodDetails", "AllocatedResourceId", "AllocatedTags"} <= names
     assert {"HostProviderName", "ServiceProviderName"} <= names
@@ -292,10 +292,10 @@ def test_an_unknown_version_is_refused():
 
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
 def test_the_written_file_reads_back_as_the_rows(full, tmp_path, version):
-    target = focus.write(full, BOOK, tmp_path / "focus.csv", version=version)
+    target = focus.write(full, tmp_path / "focus.csv", version=version)
     with target.open(encoding="utf-8", newline="") as stream:
         read = list(csv.DictReader(stream))
-    expected = list(focus.rows(full, BOOK, version=version))
+    expected = list(focus.rows(full, version=version))
     assert [{k: v for k, v in r.items() if v} for r in read] == [{k: v for k, v in r.items() if v} for r in expected]
     assert [f.name for f in tmp_path.glob("*focus*")] == ["focus.csv"]
 

@@ -132,7 +132,7 @@ def test_what_makes_no_sense_or_changes_a_closed_month_is_not_entered(books):
 def test_finance_sees_a_quantity_and_a_unit(books, clock):
     add(books, counted(SENT, "100"), SENT, ())
     cuts = focus.month_cuts(instant_ns(START), clock.utc)
-    found = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=rules("none")), BOOK))
+    found = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=rules("none"))))
     (row,) = [row for row in found if row["x_Category"] == "egress"]
     keys = ("ServiceCategory", "PricingQuantity", "PricingUnit", "ConsumedQuantity", "ConsumedUnit", "BilledCost")
     assert [row[key] for key in keys] == ["Networking", "100", "GiB", "100", "GiB", "9"]

@@ -270,7 +270,7 @@ def test_after_truing_up_the_books_are_the_bill_to_the_last_digit(books, amount)
 
 def test_our_own_focus_export_reconciles_with_the_books_it_came_from(books):
     found = attribute(books.ledger, BOOK, books.clock.utc, cuts=focus.month_cuts(START, books.clock.utc), rules=RULES)
-    file = focus.write(found, BOOK, books.folder / "focus.csv")
+    file = focus.write(found, books.folder / "focus.csv")
     assert reconcile(books.ledger, BOOK, read_bill(file, MAPS), books.clock.utc, rules=RULES).agrees
 
 
@@ -338,7 +338,7 @@ def test_reports_and_finance_files_say_the_least_firm_status_of_what_they_add_up
     assert json.loads(as_json(report))["groups"][0]["status"] == "estimated"
     assert csv_text(report).splitlines()[1].endswith(",estimated")
     found = attribute(books.ledger, BOOK, books.clock.utc, cuts=focus.month_cuts(START, books.clock.utc), rules=RULES)
-    said = {(row["x_LeaseId"], row["x_ChargeStatus"]) for row in focus.rows(found, BOOK)}
+    said = {(row["x_LeaseId"], row["x_ChargeStatus"]) for row in focus.rows(found)}
     assert said == {("L1", "invoiced"), ("L2", "estimated")}
 
 
