@@ -6,10 +6,11 @@ Nothing is ever unpickled from a store; what is read back is checked field by fi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from rl import spec
@@ -18,6 +19,7 @@ T = TypeVar("T")
 
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 """JSON has no numbers for these, and a run that diverges has to be told of all the same."""
+_FROM_NOT_FINITE = frozenset(_NOT_FINITE.values())
 
 _BY_KIND: dict[str, type[Any]] = {
     c.kind: c
@@ -55,66 +57,140 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         ValueError: a field that is missing, unknown or of the wrong type; the message gives its path.
     """
-    return _build(cls, data, cls.__name__)
+    try:
+        return _reader(cls)(data)
+    except _Misfit as error:
+        raise ValueError(f"{cls.__name__}{error.where}{error.what}") from None
+
+
+class _Misfit(Exception):
+    """What does not fit, and where: the path is put together on the way out, so that what fits pays nothing for it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what, self.where = what, ""
+
+    def inside(self, step: str) -> _Misfit:
+        self.where = step + self.where
+        return self
+
+
+_AS_THEY_ARE = frozenset({int, str, bool, type(None)})
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NOT_FINITE[str(float(value))]
+    if names := _field_names(kind):
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return _NOT_FINITE[str(value)]
-    return value
+    return {} if dataclasses.is_dataclass(kind) else value
 
 
-def _build(hint: Any, data: Any, where: str) -> Any:
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+
+
+@functools.cache
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """What builds a value of this annotation from JSON types, or raises `_Misfit`. Made once: it is called often."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
-        return data
+        return lambda data: data
     if origin in (typing.Union, types.UnionType):
-        if data is None and type(None) in args:
-            return None
         options = [a for a in args if a is not type(None)]
-        if len(options) == 1:
-            return _build(options[0], data, where)
-        raise TypeError(f"{where}: unions of several types are not used in the contract")
+        if len(options) != 1:
+            raise TypeError(f"{hint}: unions of several types are not used in the contract")
+        inner = _reader(options[0])
+        return lambda data: None if data is None else inner(data)
     if origin is Literal:
-        if data not in args:
-            raise ValueError(f"{where}={data!r} is not one of {', '.join(map(repr, args))}")
-        return data
+        return functools.partial(_choice, args)
     if origin is tuple:
-        if not isinstance(data, list | tuple):
-            raise ValueError(f"{where}={data!r} should be a list")
-        return tuple(_build(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
+        return functools.partial(_items, _reader(args[0]))
     if origin in (Mapping, dict):
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{where}={data!r} should be a mapping")
-        return {k: _build(args[1], v, f"{where}.{k}") for k, v in data.items()}
+        return functools.partial(_entries, _reader(args[1]))
     if dataclasses.is_dataclass(hint):
-        return _build_dataclass(typing.cast(type, hint), data, where)
-    if hint is float and data in _NOT_FINITE.values():
-        return float(data)
-    if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if hint in (int, float, str, bool):
-        if type(data) is not hint:
-            raise ValueError(f"{where}={data!r} should be of type {hint.__name__}")
+        cls = typing.cast(type, hint)
+        hints = typing.get_type_hints(cls)
+        readers = {f.name: _reader(hints[f.name]) for f in dataclasses.fields(cls)}
+        missing = dataclasses.MISSING
+        due = [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing]
+        return functools.partial(_fields, cls, readers, due)
+    if hint is float:
+        return _number
+    if hint in (int, str, bool):
+        return functools.partial(_exactly, hint)
+    raise TypeError(f"no rule for {hint!r}")
+
+
+def _exactly(kind: type, data: Any) -> Any:
+    if type(data) is not kind:
+        raise _Misfit(f"={data!r} should be of type {kind.__name__}")
+    return data
+
+
+def _number(data: Any) -> float:
+    if type(data) is float:
         return data
-    raise TypeError(f"{where}: no rule for {hint!r}")
+    if type(data) is int or (type(data) is str and data in _FROM_NOT_FINITE):
+        return float(data)
+    raise _Misfit(f"={data!r} should be of type float")
 
 
-def _build_dataclass(cls: type, data: Any, where: str) -> Any:
+def _choice(choices: tuple[Any, ...], data: Any) -> Any:
+    if data not in choices:
+        raise _Misfit(f"={data!r} is not one of {', '.join(map(repr, choices))}")
+    return data
+
+
+def _items(reader: Callable[[Any], Any], data: Any) -> tuple[Any, ...]:
+    if not isinstance(data, list | tuple):
+        raise _Misfit(f"={data!r} should be a list")
+    done: list[Any] = []
+    try:
+        for value in data:
+            done.append(reader(value))
+    except _Misfit as error:
+        raise error.inside(f"[{len(done)}]") from None
+    return tuple(done)
+
+
+def _entries(reader: Callable[[Any], Any], data: Any) -> dict[str, Any]:
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where}={data!r} should be a mapping")
-    hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in dataclasses.fields(cls)}
-    if unknown := sorted(set(data) - set(known)):
-        raise ValueError(f"{where} has no key {unknown[0]!r}; it has: {', '.join(known)}")
-    for name, f in known.items():
-        has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
-        if name not in data and not has_default:
-            raise ValueError(f"{where}.{name} is missing")
-    return cls(**{name: _build(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+        raise _Misfit(f"={data!r} should be a mapping")
+    done: dict[str, Any] = {}
+    key = ""
+    try:
+        for key, value in data.items():
+            done[key] = reader(value)
+    except _Misfit as error:
+        raise error.inside(f".{key}") from None
+    return done
+
+
+def _fields(cls: type, readers: Mapping[str, Callable[[Any], Any]], due: list[str], data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise _Misfit(f"={data!r} should be a mapping")
+    done: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, value in data.items():
+            if name not in readers:
+                break
+            done[name] = readers[name](value)
+    except _Misfit as error:
+        raise error.inside(f".{name}") from None
+    if len(done) < len(data):
+        unknown = sorted(set(data) - set(readers))
+        raise _Misfit(f" has no key {unknown[0]!r}; it has: {', '.join(readers)}")
+    for name in due:
+        if name not in done:
+            raise _Misfit(f".{name} is missing")
+    return cls(**done)
