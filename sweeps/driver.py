@@ -109,7 +109,7 @@ def _run_sweep(
     record = journal.record
     resumed = [t for t in record.trials.values() if t.attempts]
     _close_lost_attempts(journal)
-    console.print(f"Sweep {record.sweep_id}" + (_resumed_text(record, ledger, pricing) if resumed else ""))
+    console.print(f"Sweep {record.sweep_id}" + (_resumed_text(cfg, record, ledger, pricing, time) if resumed else ""))
     lease_id = hold_machine(cfg, ledger, record.sweep_id, pricing)
     journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
@@ -199,8 +199,15 @@ def make_executor(
         ) from error
 
 
-def _resumed_text(record: SweepRecord, ledger: Ledger, pricing: Pricing) -> str:
+def _resumed_text(
+    cfg: SweepConfig, record: SweepRecord, ledger: Ledger, pricing: Pricing, time: StepTime | None
+) -> str:
+    """What a sweep that goes on has left to do, has cost, has lost, and will still cost."""
     left = f"{len(record.unfinished)} of {len(record.trials)} trials left"
+    if time:
+        steps = cfg.stage.steps
+        to_come = [time.of(t.planned, steps - (t.checkpoint.step if t.checkpoint else 0)) for t in record.unfinished]
+        left += f", about {pricing.of(sum(to_come) * cfg.search.cards_per_trial / cfg.machine.cards)} to come"
     report = _report(ledger, pricing, record.sweep_id)
     if report.unpriced:
         return f": going on, {left}; UNPRICED so far"

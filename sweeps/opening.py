@@ -17,9 +17,13 @@ from cost.records import NoLedgerError, StoreError
 from rl.spec import ConfigurationError
 from sweeps.config import ConfigError, canonical
 from sweeps.config_types import SweepConfig
-from sweeps.journal import Journal, SweepRecord, load, sweep_ids
+from sweeps.difference import changed_keys
+from sweeps.journal import Journal, SweepRecord, TrialState, load, sweep_ids
 from sweeps.machine import ray_address
 from sweeps.plan import Plan
+
+MOST_CHANGES = 12
+"""Changed keys that a refusal lists."""
 
 
 def database(cfg: SweepConfig, root: Path) -> str | Path:
@@ -77,19 +81,22 @@ def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier
     """The sweep to go on with, of those `earlier_sweeps` found, or a new one with its whole plan in the journal.
 
     Raises:
-        ConfigError: `resume` names a sweep that is not there, or whose plan is another.
+        ConfigError: `resume` names a sweep that is not there, or whose plan is another; or nothing has failed.
     """
     known = sweep_ids(ledger)
+    same_plan = [record for record in earlier if record.plan_digest == plan.digest]
+    if cfg.resume == "failed":
+        return _with_failed_again(ledger, cfg, same_plan)
     if cfg.resume not in ("auto", "never"):
         if cfg.resume not in known:
             raise ConfigError(f"resume={cfg.resume}: there is no such sweep; there are: {', '.join(known) or 'none'}")
         journal = Journal(ledger, cfg.resume)
         if journal.record.plan_digest != plan.digest:
-            raise ConfigError(_plan_difference(journal.record, plan))
+            raise ConfigError(_plan_difference(cfg, journal.record, plan))
         return journal
     if cfg.resume == "auto":
-        for record in reversed(earlier):
-            if record.plan_digest == plan.digest and record.unfinished:
+        for record in reversed(same_plan):
+            if record.unfinished:
                 return Journal(ledger, record.sweep_id)
     sweep_id = _new_folder(cfg, plan, root)
     journal = Journal(ledger, sweep_id)
@@ -151,12 +158,36 @@ def _new_folder(cfg: SweepConfig, plan: Plan, root: Path) -> str:
     raise ConfigError(f"{root} holds 100,000 sweeps of this plan; choose another paths.root")
 
 
-def _plan_difference(record: SweepRecord, plan: Plan) -> str:
+def _with_failed_again(ledger: Ledger, cfg: SweepConfig, same_plan: Sequence[SweepRecord]) -> Journal:
+    """The newest sweep of this plan, its failed trials planned once more."""
+    if not same_plan:
+        raise ConfigError(f"resume=failed: no sweep of this plan was ever started in {cfg.paths.root}")
+    newest = same_plan[-1]
+    failed = [t for t in newest.trials.values() if t.state is TrialState.FAILED]
+    if not failed:
+        raise ConfigError(f"resume=failed: no trial of {newest.sweep_id} has failed; resume=auto goes on with the rest")
+    journal = Journal(ledger, newest.sweep_id)
+    with ledger.transaction():
+        for trial in failed:
+            last = len(trial.attempts)
+            journal.retry(trial.trial_id, last, 0, "asked for with resume=failed", forgive=True)
+    journal.catch_up()
+    return journal
+
+
+def _plan_difference(cfg: SweepConfig, record: SweepRecord, plan: Plan) -> str:
     new, old = {t.trial_id for t in plan.trials}, set(record.trials)
-    return (
-        f"resume={record.sweep_id}: its plan is another one: it has {len(old)} trials on {record.machine}, this "
-        f"configuration resolves to {len(new)}, {len(new & old)} of them the same. Type the overrides it was started "
-        "with (they are in its config.yaml), or start a new sweep with resume=never"
+    changes = changed_keys(record.config, canonical(cfg))
+    shown = [f"  {change}" for change in changes[:MOST_CHANGES]]
+    if len(changes) > MOST_CHANGES:
+        shown.append(f"  ... and {len(changes) - MOST_CHANGES} more")
+    return "\n".join(
+        [
+            f"resume={record.sweep_id}: its plan is another one: it has {len(old)} trials on {record.machine}, this "
+            f"configuration resolves to {len(new)}, {len(new & old)} of them the same. What changed since:",
+            *shown,
+            "Type the overrides it was started with (they are in its config.yaml), or start anew with resume=never",
+        ]
     )
 
 

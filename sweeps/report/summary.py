@@ -86,6 +86,10 @@ def print_end(
             console.print(
                 Text(f"Failed:   {trial.trial_id}: {trial.attempts[-1].message}", style="red"), soft_wrap=True
             )
+    if verdict and any(t.state is TrialState.FAILED for t in record.trials.values()):
+        again = [t for t in typed if not t.startswith("resume=")]
+        command = " ".join(["python sweep.py", *map(shlex.quote, again), "resume=failed"])
+        console.print(Text(f"Again:    {command}"), soft_wrap=True)
     if how == "budget":
         again = [t for t in typed if not t.startswith("budget.")]
         command = " ".join(["python sweep.py", *map(shlex.quote, again), "'budget.sweep_limit=AMOUNT CURRENCY'"])
