@@ -16,10 +16,10 @@ from cost.chargeback import COST_CENTER, charged_back, sweeps_chargeback
 from cost.closing import book_as_of, changes_since
 from cost.fx import Conversion, convert, load_rates, rate_notes
 from cost.ledger import Ledger
-from cost.money import largest_remainder
+from cost.money import Money, largest_remainder
 from cost.periods import PERIODS, period_edges, period_name
 from cost.prices import PriceBook
-from cost.records import LedgerError
+from cost.records import FORECASTS, LedgerError
 from cost.report import Report, grouped_rows, open_leases, trial_rows, usage_of
 
 GROUPINGS = ("trial", "stage", "sweep", *PERIODS, "user", "project", "cost_center", "machine", "category")
@@ -63,9 +63,10 @@ def grouped_report(
         # A billing increment may lie after the end of its lease: no known rule adds more than a month.
         cuts = period_edges(first, now_ns + 32 * 86_400 * 10**9, scope.by, scope.zone)
     found = scoped_lines(ledger, book, scope, now_ns, cuts=cuts, rules=rules)
-    lines, notes = found.lines, tuple[str, ...]()
+    notes = tuple[str, ...]()
     if scope.currency is not None:
-        lines, notes = in_currency(lines, scope.currency, book)
+        found, notes = in_currency(found, scope.currency, book)
+    lines = found.lines
     rows = trial_rows(lines, found) if scope.by == "trial" else grouped_rows(lines, _namer(scope, found))
     if scope.as_of_ns is not None:
         changes = changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
@@ -102,8 +103,9 @@ def scoped_lines(
     return replace(found, lines=tuple(charged_back(lines, sweeps_chargeback(ledger, scope.as_of_ns))))
 
 
-def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """The lines in another currency, each at the rate of its day, and the sentences that name the rates.
+def in_currency(found: Lines, currency: str, book: PriceBook) -> tuple[Lines, tuple[str, ...]]:
+    """The lines, and the forecasts of their trials, in another currency, each at the rate of its day; and the sentences
+    that name the rates.
 
     Raises:
         MissingRateError: a rate is missing.
@@ -111,22 +113,26 @@ def in_currency(lines: Iterable[Line], currency: str, book: PriceBook) -> tuple[
     rates = load_rates(book.folder)
     used: dict[tuple[str, date], Conversion] = {}
 
-    def converted(pico: int, line: Line) -> int:
-        day = datetime.fromtimestamp(line.from_ns // 10**9, UTC).date()
-        conversion = used[line.lease.currency, day] = convert(pico, line.lease.currency, currency, day, rates)
+    def converted(pico: int, of: str, at_ns: int) -> int:
+        day = datetime.fromtimestamp(at_ns // 10**9, UTC).date()
+        conversion = used[of, day] = convert(pico, of, currency, day, rates)
         return conversion.pico
 
-    found = [
-        replace(
-            line,
-            pico=converted(line.pico, line),
-            paid_pico=converted(line.paid_pico, line),
-            kinds=line.kinds and line.kinds.converted(partial(converted, line=line)),
-            lease=replace(line.lease, currency=currency),
-        )
-        for line in lines
-    ]
-    return tuple(found), rate_notes(used.values())
+    lines = []
+    for line in found.lines:
+        to = partial(converted, of=line.lease.currency, at_ns=line.from_ns)
+        kinds, lease = line.kinds and line.kinds.converted(to), replace(line.lease, currency=currency)
+        lines.append(replace(line, pico=to(line.pico), paid_pico=to(line.paid_pico), kinds=kinds, lease=lease))
+    usages = dict(found.usages)
+    for key, usage in found.usages.items():
+        forecasts = {name: Money.parse(usage.labels[name]) for name in FORECASTS if name in usage.labels}
+        if forecasts:
+            texts = {
+                name: str(Money(converted(money.pico, money.currency, usage.from_ns), currency))
+                for name, money in forecasts.items()
+            }
+            usages[key] = replace(usage, labels={**usage.labels, **texts})
+    return replace(found, lines=tuple(lines), usages=usages), rate_notes(used.values())
 
 
 def _in_scope(line: Line, scope: Scope) -> bool:

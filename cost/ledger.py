@@ -21,10 +21,11 @@ from cost.allocation import CATEGORIES
 from cost.clock import NS_PER_SECOND, Clock, SystemClock
 from cost.facts import canonical
 from cost.journal import Journal
-from cost.money import checked_currency
+from cost.money import Money, MoneyError, checked_currency
 from cost.periods import period_name
 from cost.prices import PriceRow, as_mapping, read_row
 from cost.records import (
+    FORECASTS,
     OUTCOMES,
     PHASES,
     Correction,
@@ -314,7 +315,11 @@ class Ledger(Journal):
             connection.execute(schema.usage_end.insert(), row | self._signature())
 
     def set_labels(self, key: UsageKey, labels: Mapping[str, str]) -> None:
-        """Facts about an attempt that reports show (stage, state, acc ...); the latest value of each counts."""
+        """Facts about an attempt that reports show (stage, state, acc ...); the latest value of each counts.
+
+        Raises:
+            LedgerError: a forecast is no amount with a currency.
+        """
         with self._write() as connection:
             self._write_labels(connection, self._usage_id(connection, key), labels)
 
@@ -455,6 +460,11 @@ class Ledger(Journal):
         changed = {name: str(value) for name, value in labels.items() if known.get(name) != str(value)}
         if not changed:
             return
+        for name in changed.keys() & set(FORECASTS):
+            try:
+                Money.parse(changed[name], negative=False)
+            except MoneyError as error:
+                raise LedgerError(f"label {name}: {error}") from error
         table, now = schema.label, self.now_ns()
         last = connection.execute(select(func.max(table.c.sequence)).where(table.c.usage_id == usage_id)).scalar()
         rows = [

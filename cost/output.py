@@ -18,7 +18,7 @@ from typing import Any
 
 from cost.allocation import CATEGORIES
 from cost.money import pico_of, pico_text, plain, rounded
-from cost.records import StoreError
+from cost.records import FORECASTS, StoreError
 from cost.rows import COSTS, Report, Row
 
 CSV_PLACES = 6
@@ -28,7 +28,6 @@ UNPRICED = "UNPRICED"
 
 _LABELS_BEFORE = ("prompts_per_step", "group_size", "lr", "lr_scaling", "steps")
 _LABELS_AFTER = ("acc", "acc_ci_low", "acc_ci_high")
-_FORECASTS = ("forecast_p50", "forecast_p90")
 _COSTS = tuple(name for name in COSTS if name != "billed_cost")
 
 COLUMNS = (
@@ -40,7 +39,7 @@ COLUMNS = (
     *("cost", "billed_cost", "currency"),
     *_LABELS_AFTER,
     "cost_per_acc_point",
-    *_FORECASTS,
+    *FORECASTS,
     *_COSTS,
     *("price_source", "flags"),
 )
@@ -108,8 +107,11 @@ def csv_cells(row: Row, places: int) -> dict[str, str]:
         "price_source": row.price_source,
         "flags": " ".join(row.flags if row.unpriced else (row.status, *row.flags)),
     }
-    for name in ("stage", "state", *_LABELS_BEFORE, *_LABELS_AFTER, *_FORECASTS):
+    for name in ("stage", "state", *_LABELS_BEFORE, *_LABELS_AFTER):
         cells[name] = row.labels.get(name, "")
+    for name in FORECASTS:
+        # Exact, and in the row's currency; one in another currency says so.
+        cells[name] = row.labels.get(name, "").removesuffix(f" {row.currency}")
     if row.unpriced:
         return cells | dict.fromkeys(("cost", *COSTS), UNPRICED)
     total = Decimal(0)

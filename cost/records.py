@@ -19,6 +19,9 @@ OUTCOMES = ("COMPLETED", "PRUNED", "FAILED", "PREEMPTED", "BUDGET_STOPPED", "CAN
 DIED = frozenset({"FAILED", "PREEMPTED", "LOST"})
 """Outcomes after which the work since the last checkpoint has to be done again."""
 
+FORECASTS = ("forecast_p50", "forecast_p90")
+"""Labels of an attempt that say, as text with a currency, what its trial was forecast to cost when it was started."""
+
 
 class LedgerError(Exception):
     """Something the ledger refuses. The message says what is wrong, where, and what would be right."""

@@ -14,7 +14,7 @@ from cost.ledger import Ledger
 from cost.money import Money
 from cost.output import write_csv
 from cost.prices import PriceBook
-from cost.records import Usage, UsageKey
+from cost.records import FORECASTS, Usage, UsageKey
 from cost.rows import Report, Row, make_row
 
 __all__ = ["Report", "Row", "sweep_report", "trial_costs", "write_csv"]
@@ -93,6 +93,9 @@ def _trial_row(lines: Sequence[Line], attempts: Sequence[Usage]) -> Row:
     labels: dict[str, str] = {}
     for usage in attempts:
         labels.update(usage.labels)
+    for usage in reversed(attempts):
+        # A trial was forecast when it was first started: what a later attempt knew better is no forecast of it.
+        labels.update({name: usage.labels[name] for name in FORECASTS if name in usage.labels})
     return make_row(
         *("trial", first.trial_id, lines),
         sweep_id=first.sweep_id,

@@ -439,3 +439,46 @@ def test_every_column_flag_category_and_check_is_documented():
     flags = ("UNPRICED", "imputed", "simulated", "open", "end_estimated", "wall", "oversubscribed", "over_reported")
     assert [name for name in (*COLUMNS, *flags, "corrected") if f"`{name}`" not in report] == []
     assert [name for name in CHECKS if f"`{name}`" not in ledger] == []
+
+
+def test_the_forecast_of_a_trials_first_attempt_is_in_its_columns_to_the_last_digit(any_database, held, clock, book):
+    ledger = held()
+    said = ({"forecast_p50": "0.012345678901 USD", "forecast_p90": "0.02 USD"}, {"forecast_p50": "9 USD"}, {})
+    for number, labels in enumerate(said, 1):
+        key = UsageKey("L1", "t1", number)
+        ledger.start_usage(key, "s1", Decimal(8), {"stage": "smoke", **labels})
+        clock.advance_seconds(60)
+        ledger.end_usage(key, "PREEMPTED" if number < 3 else "COMPLETED")
+    ledger.start_usage(UsageKey("L1", "t2", 1), "s1", Decimal(8), {"stage": "smoke"})
+    clock.advance_seconds(60)
+    report = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
+    first, second, *_ = csv.DictReader(io.StringIO(csv_text(report)))
+    assert (first["forecast_p50"], first["forecast_p90"]) == ("0.012345678901", "0.02")
+    assert (second["forecast_p50"], second["forecast_p90"]) == ("", ""), "unknown is not zero"
+    assert json.loads(as_json(report))["trials"][0]["labels"]["forecast_p50"] == "0.012345678901 USD"
+
+
+def test_a_forecast_is_converted_with_the_costs_it_stands_beside(held, clock, book, tmp_path):
+    from cost.grouping import Scope, grouped_report
+
+    rate = "{base: USD, quote: EUR, rate: '0.5', day: 2025-12-31, source: bank, day_read: 2026-01-01}"
+    (tmp_path / "fx.yaml").write_text(f"rates:\n  - {rate}\n", encoding="utf-8")
+    ledger = held()
+    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {"forecast_p50": "3 USD"})
+    clock.advance_seconds(HOUR)
+    scope = Scope(by="trial", currency="EUR")
+    report = grouped_report(ledger, PriceBook(book.rows, str(tmp_path)), scope, clock.utc, rules=RULES)
+    (cells,) = csv.DictReader(io.StringIO(csv_text(report)))
+    assert (cells["cost"], cells["currency"], cells["forecast_p50"]) == ("4", "EUR", "1.5")
+
+
+@pytest.mark.parametrize("text", ["0.5", "", "about 3 USD", "-1 USD", "1e-3 USD"])
+def test_a_forecast_that_is_no_amount_with_a_currency_is_refused_when_it_is_written(held, text):
+    from cost.records import LedgerError
+
+    ledger, key = held(), UsageKey("L1", "t1", 1)
+    with pytest.raises(LedgerError, match="label forecast_p50"):
+        ledger.start_usage(key, "s1", Decimal(8), {"forecast_p50": text})
+    ledger.start_usage(key, "s1", Decimal(8), {})
+    with pytest.raises(LedgerError, match="label forecast_p90"):
+        ledger.set_labels(key, {"forecast_p90": text})
