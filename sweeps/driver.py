@@ -37,6 +37,7 @@ from sweeps.machine import (
     Pricing,
     draws_power,
     find_price,
+    forecast_labels,
     hold_machine,
     machine_instance,
     money_text,
@@ -132,6 +133,7 @@ def _run_sweep(
                 cards=len(cards),
                 spent_pico=lambda: _report(ledger, pricing, record.sweep_id).total_pico,
                 limit_pico=limit.pico if limit else None,
+                forecast=lambda trial: forecast_labels(cfg, pricing, trial, time),
             )
             try:
                 with _termination_as_interrupt():

@@ -6,6 +6,7 @@ the model's size is unknown.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -44,9 +45,19 @@ class StepTime:
     source: str
     allowance: float
     """A bound is this many times as long."""
+    step_p50_p90: tuple[float, float] | None = None
+    """Median and 90th percentile of a step's seconds per completion; None: nothing was measured."""
 
     def of(self, trial: PlannedTrial, steps: int) -> float:
         return self.fixed_seconds + steps * trial.prompts_per_step * trial.group_size * self.seconds_per_completion
+
+    def forecast(self, trial: PlannedTrial, steps: int) -> tuple[float, float] | None:
+        """Seconds of a trial, P50 and P90: its steps at the median and the 90th percentile. None: none was measured."""
+        if self.step_p50_p90 is None:
+            return None
+        completions = steps * trial.prompts_per_step * trial.group_size
+        p50, p90 = (self.fixed_seconds + completions * seconds for seconds in self.step_p50_p90)
+        return p50, p90
 
 
 def measured(records: Sequence[SweepRecord], cfg: SweepConfig) -> StepTime | None:
@@ -67,6 +78,7 @@ def measured(records: Sequence[SweepRecord], cfg: SweepConfig) -> StepTime | Non
                 statistics.median(fixed for _, fixed in per_trial),
                 f"measured in {record.sweep_id}",
                 MEASURED_ALLOWANCE,
+                _step_p50_p90(record),
             )
     return None
 
@@ -110,6 +122,18 @@ def sweep_seconds(plan: Plan, cfg: SweepConfig, time: StepTime) -> float:
         lanes.sort()
         lanes[0] += time.of(trial, cfg.stage.steps)
     return max(lanes)
+
+
+def _step_p50_p90(record: SweepRecord) -> tuple[float, float]:
+    """Of every step that was done for the first time. By nearest rank: a step that was seen, not one in between."""
+    seconds = sorted(
+        s.wall_ns / NS_PER_SECOND / (trial.planned.prompts_per_step * trial.planned.group_size)
+        for trial in record.trials.values()
+        for s in trial.steps.values()
+        if not s.replay
+    )
+    p50, p90 = (seconds[math.ceil(share * len(seconds)) - 1] for share in (0.5, 0.9))
+    return p50, p90
 
 
 def _of_trial(trial: TrialRecord) -> tuple[float, float] | None:

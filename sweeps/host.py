@@ -7,7 +7,7 @@ ledger (who held which cards). Everything that is decided here is written down i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +22,7 @@ from sweeps.config_types import SweepConfig
 from sweeps.executors import Attempt
 from sweeps.journal import OUTCOMES, Journal, TrialRecord, TrialState
 from sweeps.lr_rule import WINDOW_STEPS, advise
-from sweeps.plan import trial_spec
+from sweeps.plan import PlannedTrial, trial_spec
 from sweeps.retries import retry_after
 from sweeps.waiting import Waiting
 
@@ -68,10 +68,11 @@ class SweepHost:
         cards: int,
         spent_pico: Callable[[], int] | None = None,
         limit_pico: int | None = None,
+        forecast: Callable[[PlannedTrial], Mapping[str, str]] | None = None,
     ) -> None:
         self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
         self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
-        self._spent_pico, self._limit_pico = spent_pico, limit_pico
+        self._spent_pico, self._limit_pico, self._forecast = spent_pico, limit_pico, forecast
         self._waiting = Waiting()
         for trial in journal.record.unfinished:
             self._waiting.put(trial.trial_id, trial.retry_not_before_ns or 0)
@@ -258,6 +259,7 @@ class SweepHost:
             "lr_scaling": "=".join(planned.names),
             "seed": str(planned.seed),
             "trainer": self._cfg.trainer.name,
+            **(self._forecast(planned) if self._forecast else {}),
         }
 
 

@@ -6,6 +6,8 @@ import os
 import socket
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
+from math import floor
 
 from cost.billing import load_rules
 from cost.chargeback import COST_CENTER, Chargeback, set_chargeback
@@ -14,9 +16,11 @@ from cost.ledger import Ledger
 from cost.money import Money
 from cost.power import measured_watts
 from cost.prices import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
-from cost.records import Lease
+from cost.records import FORECASTS, Lease
 from sweeps.config import CONF_DIR, ConfigError
 from sweeps.config_types import SweepConfig
+from sweeps.estimate import StepTime
+from sweeps.plan import PlannedTrial
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,18 @@ def find_price(cfg: SweepConfig) -> Pricing:
         raise ConfigError(f"machine={machine.name}: {error}; or budget.allow_unpriced=true runs it unpriced") from error
     except PriceError as error:
         raise ConfigError(f"machine={machine.name}: {error}") from error
+
+
+def forecast_labels(cfg: SweepConfig, pricing: Pricing, trial: PlannedTrial, time: StepTime | None) -> dict[str, str]:
+    """What a trial will cost at the machine's price per card, P50 and P90, as the ledger keeps it; empty where that is
+    not known: nothing was measured on this machine, or it has no price."""
+    seconds = time.forecast(trial, cfg.stage.steps) if time else None
+    if seconds is None or pricing.per_hour is None:
+        return {}
+    hour, currency = pricing.per_hour.pico, pricing.per_hour.currency
+    of_hour = Fraction(cfg.search.cards_per_trial, cfg.machine.cards * 3600)
+    amounts = (str(Money(floor(hour * of_hour * Fraction(value)), currency)) for value in seconds)
+    return dict(zip(FORECASTS, amounts, strict=True))
 
 
 def spending_limit(cfg: SweepConfig, pricing: Pricing) -> Money | None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
+from cost.money import Money
+from cost.prices import PriceBook
+from cost.records import FORECASTS
+from cost.report import sweep_report
 from sweeps.config import compose
 from sweeps.estimate import from_data_sheet, measured, sweep_seconds
+from sweeps.machine import find_price, forecast_labels
 from sweeps.plan import make_plan
 from tests.sweeps.in_process import a_sweep
 
@@ -52,3 +59,33 @@ def test_before_anything_is_measured_a_rough_figure_says_that_it_is_rough():
 def test_a_models_size_is_read_from_its_name_or_not_known(path: str, known: bool):
     cfg = compose(["+stage=smoke", "model=hf", f"model.path={path}", "machine=rtx4090"])
     assert (from_data_sheet(cfg) is not None) is known
+
+
+def test_a_trial_is_forecast_from_its_kinds_steps_and_the_report_has_it_in_its_columns(tmp_path):
+    first = a_sweep(tmp_path / "first").run()
+    time = measured([first.journal.record], first.cfg)
+    pricing = find_price(first.cfg)
+    assert time is not None
+    forecast = {t.trial_id: forecast_labels(first.cfg, pricing, t, time) for t in make_plan(first.cfg).trials}
+    second = a_sweep(tmp_path / "second", forecast=lambda trial: forecast[trial.trial_id]).run()
+    second.ledger.detach("lease-1", "smoke-test-1", "done")
+    report = sweep_report(second.ledger, PriceBook(()), "smoke-test-1", second.clock.utc)
+    for trial in report.trials:
+        p50, p90 = (Money.parse(trial.labels[name]) for name in FORECASTS)
+        assert Money.parse("0 USD") < p50 < p90
+        assert forecast[trial.trial_id].items() <= trial.labels.items()
+    # The simulated machine's steps vary little: the forecast is near what the same trials took.
+    took = {u.key.trial_id: Decimal((u.to_ns or 0) - u.from_ns) for u in second.ledger.usages()}
+    hour = pricing.per_hour.amount / second.cfg.machine.cards if pricing.per_hour else Decimal(0)
+    for trial in report.trials:
+        cost = took[trial.trial_id] / (3600 * 10**9) * hour
+        assert abs(Money.parse(trial.labels["forecast_p50"]).amount / cost - 1) < Decimal("0.15")
+
+
+def test_where_nothing_was_measured_nothing_is_forecast():
+    cfg = compose(["+stage=smoke"])
+    (trial, *_), pricing = make_plan(cfg).trials, find_price(cfg)
+    assert forecast_labels(cfg, pricing, trial, None) == {}
+    rough = from_data_sheet(cfg)
+    assert rough is not None
+    assert forecast_labels(cfg, pricing, trial, rough) == {}, "a data sheet is no forecast"
