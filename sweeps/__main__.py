@@ -11,7 +11,10 @@ import typer
 
 if TYPE_CHECKING:
     from cost.ledger import Ledger
-    from sweeps.journal import SweepRecord, TrialRecord
+    from sweeps.journal import Journal, SweepRecord, TrialRecord
+
+HEARTBEAT_SECONDS = 10
+"""How often a driver looks into its journal."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -98,12 +101,70 @@ def track(
             typer.echo(f"{sweep_id}: MLflow at {where} has everything")
 
 
-def _open(root: Path, db: str | None) -> Ledger:
+@app.command()
+def stop(
+    sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept in the journal.")] = "asked for",
+    root: Root = Path("runs"),
+    db: Db = None,
+) -> None:
+    """Stop the driver of a sweep as Ctrl-C would: checkpoints are written, and the sweep can be resumed."""
+    with _open(root, db, read_only=False) as ledger:
+        journal = _journal(ledger, sweep)
+        record = journal.record
+        if record.ended is not None:
+            typer.echo(f"{record.sweep_id} has no driver at work: it ended ({record.ended})", err=True)
+            raise typer.Exit(2)
+        journal.operator("stop", reason, [], str(ledger.now_ns()))
+    typer.echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_SECONDS} s")
+
+
+@app.command()
+def cancel(
+    sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
+    trial: Annotated[list[str] | None, typer.Option("--trial", help="A trial; default: all that are left.")] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept in the journal.")] = "asked for",
+    root: Root = Path("runs"),
+    db: Db = None,
+) -> None:
+    """Give up trials: what runs is stopped, what waits is never started, and no resume goes on with them."""
+    from sweeps.journal import TrialState
+
+    with _open(root, db, read_only=False) as ledger:
+        journal = _journal(ledger, sweep)
+        record = journal.record
+        left = {t.trial_id for t in record.unfinished}
+        given_up = sorted(left) if trial is None else trial
+        for trial_id in given_up:
+            if trial_id not in record.trials:
+                known = ", ".join(record.trials)
+                typer.echo(f"{record.sweep_id} has no trial {trial_id!r}; it has: {known}", err=True)
+                raise typer.Exit(2)
+            if trial_id not in left:
+                typer.echo(f"{trial_id} is over already: {record.trials[trial_id].state}", err=True)
+                raise typer.Exit(2)
+        if not given_up:
+            typer.echo(f"{record.sweep_id} has no trial left to give up", err=True)
+            raise typer.Exit(2)
+        journal.operator("cancel", reason, given_up, str(ledger.now_ns()))
+        journal.catch_up()
+        running = [t for t in given_up if record.trials[t].state is TrialState.RUNNING]
+    word = f"; {len(running)} of them at their next word" if running else ""
+    typer.echo(f"{record.sweep_id}: {len(given_up)} trials are given up{word}")
+
+
+def _journal(ledger: Ledger, sweep: str) -> Journal:
+    from sweeps.journal import Journal
+
+    return Journal(ledger, _chosen(ledger, sweep))
+
+
+def _open(root: Path, db: str | None, *, read_only: bool = True) -> Ledger:
     from cost.ledger import Ledger
     from cost.records import StoreError
 
     try:
-        return Ledger.open(db or root / "ledger.db", create=False, read_only=True)
+        return Ledger.open(db or root / "ledger.db", create=False, read_only=read_only)
     except StoreError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
@@ -177,6 +238,11 @@ def _told(kind: str, body: Any) -> str:
             return f"{who} told: {json.dumps(body['command'])}"
         case "attempt_ended":
             return f"{who} {body['outcome']}" + (f": {body['message']}" if body["message"] else "")
+        case "retry":
+            return f"{body['trial_id']} will be tried again: {body['reason']}"
+        case "operator":
+            which = f" {len(body['trials'])} trials" if body["trials"] else ""
+            return f"somebody said: {body['command']}{which} ({body['reason']})"
         case "released":
             return f"{who} cards are back" if body["released"] else f"{who} CARDS OR PROCESSES STILL HELD"
         case "gate":

@@ -16,7 +16,7 @@ from typing import Protocol
 from cost.ledger import Ledger
 from cost.records import UsageKey
 from rl.codec import to_json
-from rl.spec import Command, Continue, EvalReport, Event, SetLr, StepReport, Stop
+from rl.spec import Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop
 from rl.tasks.evaluation import average_at_k
 from sweeps.config_types import SweepConfig
 from sweeps.executors import Attempt
@@ -79,9 +79,7 @@ class SweepHost:
         self._held: dict[str, _Held] = {}
         self._last_heartbeat_ns = ledger.now_ns()
         self._stop: Stop | None = None
-        self._lr_raised: set[str] = set()
-        self._lr_moved_at: dict[str, int] = {}
-        self._command_numbers = itertools.count()
+        self._warning_numbers = itertools.count()
 
     # What the executor asks and tells
 
@@ -146,7 +144,8 @@ class SweepHost:
         command = self._decide(trial, message)
         if not isinstance(command, Continue):
             body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "command": to_json(command)}
-            self._journal.append("command", body, f"command:{attempt}:{next(self._command_numbers)}:{sequence}")
+            body["step"] = max(trial.steps, default=0)
+            self._journal.append("command", body, f"command:{attempt}:{sequence}")
         return command
 
     def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
@@ -187,11 +186,22 @@ class SweepHost:
         self._journal.catch_up()
         self._view.tick()
 
+    def on_cards(self, cards: int) -> None:
+        per_trial = self._cfg.search.cards_per_trial
+        self.warn(f"trials can use {cards} cards now, {self._cards} before")
+        self._cards = cards
+        if cards < per_trial:
+            self.stop(f"interrupted: a trial needs {per_trial} cards of one machine, and there are none left")
+
+    def stopping(self) -> bool:
+        return self._stop is not None
+
     def on_tick(self) -> None:
         now_ns = self._ledger.now_ns()
         if now_ns - self._last_heartbeat_ns >= HEARTBEAT_SECONDS * 10**9:
             self._last_heartbeat_ns = now_ns
             self._ledger.heartbeat(self._lease_id, [h.key for h in self._held.values() if h.granted])
+            self._listen()
             self._watch_budget()
         self._view.tick()
 
@@ -218,29 +228,45 @@ class SweepHost:
     def warn(self, text: str) -> None:
         self._view.warn(text)
         body = {"text": text}
-        self._journal.append("warning", body, f"warning:{self._ledger.now_ns()}:{next(self._command_numbers)}")
+        self._journal.append("warning", body, f"warning:{self._ledger.now_ns()}:{next(self._warning_numbers)}")
 
     # Decisions
 
     def _decide(self, trial: TrialRecord, message: Event) -> Command:
+        if isinstance(message, Finished):
+            return Continue()
         if self._stop:
             return self._stop
+        if trial.cancelled is not None:
+            return Stop(f"cancelled: {trial.cancelled}")
         if isinstance(message, StepReport) and trial.planned.adaptive_lr and message.step < self._cfg.stage.steps:
             return self._move_lr(trial, message)
         return Continue()
 
+    def _listen(self) -> None:
+        """Hear what a person wants, from another process, through the journal."""
+        self._journal.catch_up()
+        record = self._journal.record
+        if record.stop_wanted is not None:
+            self.stop(f"interrupted: {record.stop_wanted}")
+        for trial_id in self._waiting.all():
+            if record.trials[trial_id].state is TrialState.CANCELLED:
+                self._waiting.remove(trial_id)
+
     def _move_lr(self, trial: TrialRecord, message: StepReport) -> Command:
-        """The `clip_frac` rule at work: lowered as often as it takes, raised at most once per stage."""
-        if message.step - self._lr_moved_at.get(trial.trial_id, 0) < WINDOW_STEPS:
+        """The `clip_frac` rule at work: lowered as often as it takes, raised at most once per stage.
+
+        A step done again after a restore is answered as it was the first time.
+        """
+        if message.step in trial.lr_told:
+            return SetLr(trial.lr_told[message.step])
+        if message.replay or message.step - max(trial.lr_told, default=0) < WINDOW_STEPS:
             return Continue()
         steps = [trial.steps[n] for n in sorted(trial.steps) if n <= message.step]
         advice = advise(steps, self._cfg.algorithm)
-        if advice.factor == 1.0 or (advice.action == "raise" and trial.trial_id in self._lr_raised):
+        if advice.factor == 1.0 or (advice.action == "raise" and trial.lr_was_raised):
             return Continue()
-        if advice.action == "raise":
-            self._lr_raised.add(trial.trial_id)
-        self._lr_moved_at[trial.trial_id] = message.step
-        return SetLr(message.lr * advice.factor)
+        return SetLr(trial.lr * advice.factor)
 
     def _watch_budget(self) -> None:
         if self._limit_pico is None or self._spent_pico is None or self._stop:

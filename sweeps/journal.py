@@ -6,13 +6,14 @@ wrote them. Nothing here is ever updated or deleted, and no state is stored that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rl.codec import from_json, message_from_json, to_json
-from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Started, StepReport
+from rl.spec import CheckpointWritten, EvalReport, Event, Finished, SetLr, Started, StepReport
 from sweeps.plan import Plan, PlannedTrial
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ class TrialRecord:
     """It waits to be tried again, until this moment at least; None: it does not."""
     attempts_forgiven: int = 0
     """Attempts that do not count against the retries any more: somebody asked for a new start after them."""
+    lr_told: dict[int, float] = field(default_factory=dict)
+    """Learning rates that the driver set, by the step after which it did."""
+    cancelled: str | None = None
+    """Why a person does not want it any more; None: nobody said so."""
     micro_batch_tokens: int | None = None
     """What a retry made of `trainer.micro_batch_tokens`; None: as configured."""
     messages: int = 0
@@ -96,12 +101,24 @@ class TrialRecord:
     @property
     def state(self) -> TrialState:
         if not self.attempts:
-            return TrialState.PLANNED
+            return TrialState.PLANNED if self.cancelled is None else TrialState.CANCELLED
         outcome = self.attempts[-1].outcome
         if outcome is None:
             return TrialState.RUNNING
         state = OUTCOMES[outcome]
+        if self.cancelled is not None and (state in UNFINISHED or self.retry_not_before_ns is not None):
+            return TrialState.CANCELLED
         return TrialState.PLANNED if state is TrialState.FAILED and self.retry_not_before_ns is not None else state
+
+    @property
+    def lr(self) -> float:
+        """The learning rate in force, before schedule."""
+        return self.lr_told[max(self.lr_told)] if self.lr_told else self.planned.lr
+
+    @property
+    def lr_was_raised(self) -> bool:
+        rates = [self.planned.lr, *(self.lr_told[step] for step in sorted(self.lr_told))]
+        return any(after > before for before, after in itertools.pairwise(rates))
 
     @property
     def last_step(self) -> StepReport | None:
@@ -130,6 +147,8 @@ class SweepRecord:
     ended_ns: int | None = None
     last_ns: int = 0
     """Of the newest event."""
+    stop_wanted: str | None = None
+    """Why a person wants the driver at work to stop; None: nobody does."""
     unreleased: list[str] = field(default_factory=list)
     """Attempts whose processes or cards were still held after they ended, `trial/attempt`."""
 
@@ -164,7 +183,7 @@ class SweepRecord:
             self.trials[planned.trial_id] = TrialRecord(planned)
 
     def _on_driver_started(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self.ended = self.ended_ns = None
+        self.ended = self.ended_ns = self.stop_wanted = None
         if body["lease_id"] not in self.lease_ids:
             self.lease_ids.append(body["lease_id"])
 
@@ -189,7 +208,15 @@ class SweepRecord:
             trial.finished = message
 
     def _on_command(self, body: Mapping[str, Any], at_ns: int) -> None:
-        pass
+        trial, command = self.trials[body["trial_id"]], message_from_json(body["command"])
+        if isinstance(command, SetLr):
+            trial.lr_told[body["step"] if "step" in body else max(trial.steps, default=0)] = command.lr
+
+    def _on_operator(self, body: Mapping[str, Any], at_ns: int) -> None:
+        if body["command"] == "stop":
+            self.stop_wanted = body["reason"]
+        for trial_id in body["trials"]:
+            self.trials[trial_id].cancelled = body["reason"]
 
     def _on_attempt_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
         attempt = self.trials[body["trial_id"]].attempts[-1]
@@ -271,6 +298,10 @@ class Journal:
             "forgive": forgive,
         }
         self.append("retry", body, f"retry:{trial_id}:{after_attempt}")
+
+    def operator(self, command: str, reason: str, trials: Sequence[str], key: str) -> None:
+        """What a person wants: `stop` the driver, or `cancel` these trials."""
+        self.append("operator", {"command": command, "reason": reason, "trials": list(trials)}, f"operator:{key}")
 
     def message(self, trial_id: str, attempt: int, sequence: int, message: Event) -> None:
         body = {"trial_id": trial_id, "attempt": attempt, "sequence": sequence, "message": to_json(message)}

@@ -26,5 +26,8 @@ class Waiting:
         self._heap = [entry for entry in self._heap if entry[2] != trial_id]
         heapq.heapify(self._heap)
 
+    def all(self) -> list[str]:
+        return [trial_id for _, _, trial_id in self._heap]
+
     def __len__(self) -> int:
         return len(self._heap)
