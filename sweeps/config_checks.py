@@ -324,6 +324,8 @@ def _money_etc(config: SweepConfig) -> Iterator[str]:
 
 def _snapshots(config: SweepConfig) -> Iterator[str]:
     storage = config.storage
+    yield from _at_least(config, 1, "storage.keep_last")
+    yield from _at_least(config, 0, "storage.wait_seconds")
     if storage.bucket is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", storage.bucket):
         yield f"storage.bucket={storage.bucket} should be the name of an S3 bucket (3 to 63 of a-z, 0-9, . and -)"
     if storage.endpoint_url and not re.fullmatch(r"https?://[^@\s]+", storage.endpoint_url):

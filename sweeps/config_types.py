@@ -150,18 +150,26 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Where the ledger and the journal are kept, and where their snapshots go."""
+    """Where the ledger and the journal are kept, and where checkpoints, artifacts and snapshots go."""
 
     database_url: str | None
     """An SQLAlchemy URL; None: SQLite at `ledger.db` under `paths.root`."""
     bucket: str | None
-    """An S3 bucket that gets a snapshot of ledger and price book after each sweep; None: no snapshots."""
+    """An S3 bucket for checkpoints, artifacts and snapshots of the ledger; None: all stays on this machine."""
     prefix: str
-    """What the keys of the snapshots begin with; empty: the bucket's top."""
+    """What the keys in the bucket begin with; empty: the bucket's top."""
     endpoint_url: str
     """An S3 server other than AWS; empty: boto3's own settings."""
     region: str
     """The bucket's region; empty: boto3's own settings."""
+    keep_last: int
+    """Of each trial's checkpoints in the bucket, how many of the newest stay."""
+    keep_best: bool
+    """So does the one with the best evaluation."""
+    keep_first: bool
+    """So does the first."""
+    wait_seconds: float
+    """How long the end of a sweep waits for what is not in the bucket yet."""
 
 
 @dataclass(frozen=True)
