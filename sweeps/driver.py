@@ -25,6 +25,7 @@ from cost.money import Money
 from cost.power import PowerMeter
 from cost.records import StoreError
 from cost.report import Report, sweep_report, trial_costs, write_csv
+from rl.spec import Stop
 from sweeps.cards import hold_cards
 from sweeps.config import CONF_DIR, ConfigError
 from sweeps.config_types import SweepConfig
@@ -140,7 +141,7 @@ def _run_sweep(
                     executor = make_executor(cfg, sweep_dir, clock, cards)
                 with _termination_as_interrupt():  # again: starting Ray put a handler of its own in its place
                     executor.run(host)
-                how = "budget" if host.stopped else "done"
+                how = _how_it_ended(host.stopped)
             except KeyboardInterrupt:
                 how = "interrupted"
                 host.stop("interrupted")
@@ -172,33 +173,39 @@ def _run_sweep(
 
 def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
     """The cards that trials may use: this host's free ones. Simulated ones and a cluster's are not locked."""
-    if cfg.trainer.name == "simulated" or ray_address(cfg) != "local":
+    if cfg.trainer.name == "simulated":
         return nullcontext(tuple(range(cfg.machine.cards)))
+    if ray_address(cfg) != "local":
+        return _cluster_cards(cfg)
     return hold_cards(cfg.machine, cfg.search.cards_per_trial)
+
+
+@contextmanager
+def _cluster_cards(cfg: SweepConfig) -> Iterator[tuple[int, ...]]:
+    """Connected to the cluster: as many of its cards as trials can use, at most those of the machine that is paid."""
+    from sweeps.executors.cluster import joined
+
+    named_by = f"machine.cluster={cfg.machine.cluster}"
+    with joined(ray_address(cfg), cfg.machine.device, cfg.search.cards_per_trial, named_by) as usable:
+        yield tuple(range(min(usable, cfg.machine.cards)))
 
 
 def make_executor(
     cfg: SweepConfig, sweep_dir: Path, clock: SystemClock | FakeClock, cards: tuple[int, ...]
 ) -> Executor:
-    """Ray Tune for real work; in this process, on the fake clock, for simulated trials.
-
-    Raises:
-        ConfigError: the cluster that was named does not answer.
-    """
+    """Ray Tune for real work; in this process, on the fake clock, for simulated trials."""
     if isinstance(clock, FakeClock):
         from sweeps.executors.in_process import InProcessExecutor
 
         return InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
     from sweeps.executors.ray_tune import RayTuneExecutor
 
-    address = ray_address(cfg)
-    try:
-        return RayTuneExecutor(cards=cards, device=cfg.machine.device, logs=sweep_dir / "ray", address=address)
-    except ConnectionError as error:
-        raise ConfigError(
-            f"machine.cluster={cfg.machine.cluster}: no Ray answers at {address}; start one there with "
-            "`ray start --head`, or use machine.cluster=local for a Ray of our own on this host"
-        ) from error
+    return RayTuneExecutor(
+        cards=cards,
+        device=cfg.machine.device,
+        logs=sweep_dir / "ray",
+        silence_seconds=cfg.retry.hung_after_seconds,
+    )
 
 
 def _resumed_text(
@@ -276,6 +283,13 @@ def _costs(ledger: Ledger, pricing: Pricing, sweep_id: str) -> Callable[[], Mapp
         return {k: money_text(v) for k, v in trial_costs(ledger, pricing.book, sweep_id, ledger.now_ns()).items()}
 
     return costs
+
+
+def _how_it_ended(stopped: Stop | None) -> str:
+    """What the driver's end is called in the journal, by why the host stopped, if it did."""
+    if stopped is None:
+        return "done"
+    return "budget" if stopped.reason.startswith("budget") else "interrupted"
 
 
 def _gate_body(verdict: Verdict) -> dict[str, Any]:

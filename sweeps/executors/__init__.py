@@ -59,6 +59,14 @@ class Host(Protocol):
         """Its processes are gone and its cards are back (or are not, after a wait): comes once, after `on_ended`."""
         ...
 
+    def on_cards(self, cards: int) -> None:
+        """From now on trials can use so many cards: a node was lost or has joined, or cards did not come back."""
+        ...
+
+    def stopping(self) -> bool:
+        """Nothing more shall be started: what waits for its cards need not get them."""
+        ...
+
     def on_tick(self) -> None:
         """Called often, whether anything was said or not: time for heartbeats."""
         ...

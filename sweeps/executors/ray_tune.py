@@ -1,7 +1,8 @@
 """Runs attempts with Ray Tune: one Tune trial is one attempt, in an actor of its own, on a placement group of its own.
 
 Tune schedules and supervises; it never decides. A searcher hands out what the host has to do now, retries are the
-host's (`max_failures=0`), and Tune's own experiment state is thrown away: resume works from the journal.
+host's (`max_failures=0`), and Tune's own experiment state is thrown away: resume works from the journal. Before a
+trainer begins, the processes of every attempt that ended are gone and the cards are back.
 """
 
 from __future__ import annotations
@@ -9,46 +10,45 @@ from __future__ import annotations
 import functools
 import os
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray import tune
 from ray.tune.search import Searcher
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl.codec import from_json, message_from_json, to_json
 from rl.spec import Continue, Finished, TrialSpec
 from sweeps.executors import Attempt, Host, outcome_of
-
-CARD = "card"
-"""The custom Ray resource that stands for a card where there are no GPUs."""
+from sweeps.executors.cluster import alive_nodes, resource_of, start_local, usable_cards
+from sweeps.executors.processes import MARK, Family, end_family, end_marked, own_family
 
 RELEASE_DEADLINE_SECONDS = 60.0
-
-_ENVIRONMENT = {
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_WARN_THRESHOLD_S": "30",
-}
+"""After an attempt's end: what is still there then is told as held."""
+LEAVING_SECONDS = 10.0
+"""How long an attempt's own process may take to end by itself."""
+NODE_LOOK_SECONDS = 2.0
+"""How often the cluster's nodes are counted."""
 
 
 class AttemptActor(tune.Trainable):
-    """The process of one attempt: each `train` call lets the trainer say its next word."""
+    """The process of one attempt. Its first word is that it is there; each further `train` call lets the trainer say
+    its next one."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self._spec = from_json(TrialSpec, config["spec"])
         self._checkpoint = Path(config["checkpoint"]) if config["checkpoint"] else None
         self._command = None
         self._words = None
+        self._mark = os.environ[MARK] = config["mark"]
+        self._family: Family | None = None
         group = ray.util.get_current_placement_group()
-        self._place = {"pid": os.getpid(), "group": group.id.hex() if group else ""}
+        self._group = group.id.hex() if group else ""
 
     def tell(self, command: dict[str, Any]) -> None:
         """What the trainer shall hear next. Comes from the process that also calls `train`, so it is there in time."""
@@ -57,55 +57,82 @@ class AttemptActor(tune.Trainable):
     def step(self) -> dict[str, Any]:
         from rl.trainers import create
 
+        if self._family is None:
+            self._family = own_family(self._mark, ray.get_runtime_context().get_node_id(), ())
+            return self._word()
         if self._words is None:
+            self._family = own_family(self._mark, self._family.node, [str(i) for i in ray.get_gpu_ids()])
             self._words = create(self._spec.trainer.name).run(self._spec, self._checkpoint)
         command, self._command = self._command, None
         try:
             message = self._words.send(command)
         except StopIteration:
-            return {"error": ("crashed", "the trainer ended without a word"), **self._place, "done": True}
+            return self._word(error=("crashed", "the trainer ended without a word"), done=True)
         except Exception as error:
             import traceback
 
             traceback.print_exc()
-            return {"error": outcome_of(error), **self._place, "done": True}
-        return {"message": to_json(message), **self._place, "done": isinstance(message, Finished)}
+            return self._word(error=outcome_of(error), done=True)
+        return self._word(message=to_json(message), done=isinstance(message, Finished))
 
     def cleanup(self) -> None:
         if self._words is not None:
             self._words.close()
 
+    def _word(self, done: bool = False, **content: Any) -> dict[str, Any]:
+        assert self._family is not None
+        self._family = own_family(self._mark, self._family.node, (), before=self._family)
+        return {**content, "family": to_json(self._family), "group": self._group, "done": done}
+
 
 @dataclass
 class _Running:
     attempt: Attempt
+    mark: str
     sequence: int = 0
-    pid: int | None = None
+    family: Family | None = None
+    """How its processes are known; set by its first word."""
     group: str | None = None
     """Placement group: set once it was granted."""
+    node: str = ""
+    last_word: float = 0.0
+    """Monotonic seconds, from being granted on."""
     outcome: tuple[str, str] | None = None
     ended_at: float | None = None
     """Monotonic seconds; None while it runs."""
+    clearing: Future[list[str]] | None = field(default=None, repr=False)
+    """Its processes are being ended; the result is what could not be."""
 
 
 class RayTuneExecutor:
-    """Ray Tune on a Ray of its own on this host (`local`) with these cards, or on the one at `address`."""
+    """Ray Tune on the Ray that this process is connected to, else on one of its own on this host with these cards.
 
-    def __init__(self, *, cards: Sequence[int], device: str, logs: Path, address: str = "local") -> None:
-        self._resource = "GPU" if device == "cuda" else CARD
-        self._logs = logs
+    Args:
+        cards: those that trials may use; on a cluster, how many at most.
+        silence_seconds: an attempt that says nothing for so long is taken for hung and ended.
+    """
+
+    actor = AttemptActor
+
+    def __init__(self, *, cards: Sequence[int], device: str, logs: Path, silence_seconds: float = 1800.0) -> None:
+        self._device, self._resource = device, resource_of(device)
+        self._logs, self._silence_seconds = logs, silence_seconds
+        self._most_cards, self._cards = len(cards), len(cards)
         self._running: dict[str, _Running] = {}
-        os.environ.update({k: v for k, v in _ENVIRONMENT.items() if k not in os.environ})
-        self._owns_ray = not ray.is_initialized()
-        if self._owns_ray:
-            local: dict[str, Any] = {"include_dashboard": False}
-            if device == "cuda":
-                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, cards))
-                local["num_gpus"] = len(cards)
-            else:
-                local["resources"] = {CARD: len(cards)}
-            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
-            ray.init(address=address, **quiet, **(local if address == "local" else {}))
+        self._tune_trials: dict[str, Any] = {}
+        self._withheld: list[Any] = []
+        self._withheld_cards = 0
+        self._looked_at = 0.0
+        self._own = not ray.is_initialized()
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="clearing")
+        if self._own:
+            end_marked(self._mark_prefix)
+            start_local(cards, device)
+        self._here = ray.get_runtime_context().get_node_id()
+
+    @property
+    def _mark_prefix(self) -> str:
+        return f"{self._logs.absolute().parent}:"
 
     def run(self, host: Host) -> None:
         self._host = host
@@ -114,29 +141,39 @@ class RayTuneExecutor:
             name="attempts",
             storage_path=str(self._logs.absolute()),
             callbacks=[_ToHost(self)],
+            stop=_WhenNothingCanStart(self),
             failure_config=tune.FailureConfig(max_failures=0),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
             log_to_file=True,
             verbose=0,
         )
-        actor = tune.with_resources(AttemptActor, functools.partial(_bundles, self._resource))
+        actor = tune.with_resources(self.actor, functools.partial(_bundles, self._resource))
         tune.Tuner(actor, tune_config=config, run_config=run_config).fit()
+        self._running = {k: r for k, r in self._running.items() if r.group is not None}
         while self._running:
             self.tick()
             time.sleep(0.1)
 
     def close(self) -> None:
-        if self._owns_ray and ray.is_initialized():
+        """End everything that still runs, at once. Safe to call twice, and after an exception out of `run`."""
+        for running in self._running.values():
+            self._clear(running, patience_seconds=0.0)
+        for running in self._running.values():
+            self._still_there(running, timeout=RELEASE_DEADLINE_SECONDS)
+        if ray.is_initialized():
             ray.shutdown()
-        pids = [r.pid for r in self._running.values() if r.pid is not None]
-        _wait_until_gone(pids, RELEASE_DEADLINE_SECONDS)
+        for running in self._running.values():
+            if running.family is not None and running.family.node == self._here:
+                end_family(running.family, 5.0, RELEASE_DEADLINE_SECONDS)
         self._running.clear()
+        self._threads.shutdown(wait=False)
 
     def pid_of(self, attempt: Attempt) -> int | None:
         """The process of a running attempt, once it has said a word."""
-        return next((r.pid for r in self._running.values() if r.attempt is attempt), None)
+        found = next((r.family for r in self._running.values() if r.attempt is attempt), None)
+        return found.pid if found else None
 
-    # What Tune's searcher and callback, below, bring
+    # What Tune's searcher, callback and stopper, below, bring
 
     def suggest(self, tune_id: str) -> dict[str, Any] | str | None:
         if not any(r.ended_at is None for r in self._running.values()):
@@ -144,14 +181,23 @@ class RayTuneExecutor:
         attempt = self._host.next_attempt()
         if attempt is None:
             return Searcher.FINISHED if self._host.done() else None
-        self._running[tune_id] = _Running(attempt)
+        mark = f"{self._mark_prefix}{attempt}:{uuid.uuid4().hex}"
+        self._running[tune_id] = _Running(attempt, mark)
         checkpoint = str(attempt.checkpoint) if attempt.checkpoint else None
-        return {"spec": to_json(attempt.spec), "checkpoint": checkpoint}
+        return {"spec": to_json(attempt.spec), "checkpoint": checkpoint, "mark": mark}
 
     def result(self, trial: Any, result: dict[str, Any]) -> None:
         running = self._running[trial.trial_id]
-        running.pid = result["pid"]
-        self._grant(running, result["group"])
+        first_word = running.family is None
+        running.family, running.last_word = from_json(Family, result["family"]), time.monotonic()
+        if first_word:
+            held = self._wait_for_those_that_end()
+            self._grant(running, result["group"], running.family.node)
+            running.last_word = time.monotonic()
+            if held:
+                running.outcome = ("preempted", f"its cards were given to it while {held} still held them")
+                self._clear(running, patience_seconds=0.0)
+            return
         if error := result.get("error"):
             running.outcome = (error[0], error[1])
             return
@@ -164,54 +210,157 @@ class RayTuneExecutor:
             trial.temporary_state.ray_actor.tell.remote(to_json(command))
 
     def ended(self, trial: Any, *, died: bool) -> None:
-        running = self._running[trial.trial_id]
-        if running.ended_at is not None:
+        running = self._running.get(trial.trial_id)
+        if running is None or running.ended_at is not None:
             return
         if running.group is None:  # it ended before its first word, and before a tick saw its group
-            self._grant(running, "")
-        running.ended_at = time.monotonic()
+            self._grant(running, "", "")
         outcome, message = running.outcome or ("crashed", "its process ended without a word")
         if died and running.outcome is None:
-            error = trial.get_error()
-            first_line = str(error).strip().splitlines()[0] if error and str(error).strip() else "no reason was given"
-            message = f"its process died: {first_line}; the output of the process is under {self._logs}"
+            told = str(trial.get_error() or "").strip()
+            if self._node_was_lost(running, told):
+                outcome, message = "preempted", f"its node was lost: {running.node or 'before it began'}"
+            else:
+                first_line = told.splitlines()[0] if told else "no reason was given"
+                message = f"its process died: {first_line}; the output of the process is under {self._logs}"
+        running.ended_at = time.monotonic()
+        self._clear(running, LEAVING_SECONDS)
         self._host.on_ended(running.attempt, outcome, message)
 
-    def tick(self) -> None:
+    def tick(self, trials: Sequence[Any] = ()) -> None:
+        self._tune_trials.update({t.trial_id: t for t in trials if t.trial_id not in self._tune_trials})
         self._host.on_tick()
+        self._count_cards()
+        self._end_those_that_hang()
         waiting = [r for r in self._running.values() if r.group is None]
         ending = {k: r for k, r in self._running.items() if r.ended_at is not None}
         if not waiting and not ending:
             return
         groups = self._granted_groups()
         for key, running in ending.items():
-            gone = running.group not in groups and (running.pid is None or not psutil.pid_exists(running.pid))
+            still = self._still_there(running)
             overdue = time.monotonic() - (running.ended_at or 0) > RELEASE_DEADLINE_SECONDS
-            if gone or overdue:
+            if still == [] and running.group not in groups:
                 del self._running[key]
-                self._host.on_released(running.attempt, gone)
+                self._host.on_released(running.attempt, True)
+            elif still or overdue:
+                del self._running[key]
+                self._withhold(running)
+                self._host.on_released(running.attempt, False)
         if not any(r.ended_at is not None for r in self._running.values()):
-            new = groups - {r.group for r in self._running.values()}
+            new = {g: node for g, node in groups.items() if all(r.group != g for r in self._running.values())}
             for running, group in zip(waiting, sorted(new), strict=False):
-                self._grant(running, group)
+                self._grant(running, group, new[group])
 
-    def _grant(self, running: _Running, group: str) -> None:
+    def nothing_can_start(self) -> bool:
+        """The host wants no more, and what was handed out ahead has not got its cards: Tune need not wait for it."""
+        return self._host.stopping() and all(r.group is None or r.ended_at is not None for r in self._running.values())
+
+    # Inside
+
+    def _grant(self, running: _Running, group: str, node: str) -> None:
         """It holds `group`. Groups are alike, so which attempt got which is a guess until its process says so."""
         if running.group is None:
+            running.last_word = time.monotonic()
             self._host.on_granted(running.attempt)
         elif running.group != group:
             for other in self._running.values():
                 if other.group == group:
-                    other.group = running.group
-        running.group = group
+                    other.group, other.node = running.group, running.node
+        running.group, running.node = group, node
 
-    def _granted_groups(self) -> set[str]:
-        table = ray.util.placement_group_table()
+    def _granted_groups(self) -> dict[str, str]:
+        """Placement groups that hold cards, and the node of each."""
         return {
-            name
-            for name, group in table.items()
+            name: next(iter(group["bundles_to_node_id"].values()), "")
+            for name, group in ray.util.placement_group_table().items()
             if group["state"] == "CREATED" and any(self._resource in b for b in group["bundles"].values())
         }
+
+    def _wait_for_those_that_end(self) -> str:
+        """Until every attempt that ended has let go of its cards; names those of them that did not."""
+        ending = {k: r for k, r in self._running.items() if r.ended_at is not None}
+        before = self._withheld_cards
+        while any(k in self._running for k in ending):
+            self.tick()
+            time.sleep(0.05)
+        return ", ".join(str(r.attempt) for r in ending.values()) if self._withheld_cards > before else ""
+
+    def _clear(self, running: _Running, patience_seconds: float) -> None:
+        """Begin to end its processes, on the node that they are on."""
+        if running.clearing is not None or running.family is None:
+            return
+        work = (running.family, patience_seconds, RELEASE_DEADLINE_SECONDS / 4)
+        if running.family.node == self._here:
+            running.clearing = self._threads.submit(end_family, *work)
+        else:
+            there = NodeAffinitySchedulingStrategy(running.family.node, soft=False)
+            running.clearing = _end_there.options(scheduling_strategy=there).remote(*work).future()
+
+    def _still_there(self, running: _Running, timeout: float = 0.0) -> list[str] | None:
+        """What of its processes could not be ended; None: not known yet."""
+        if running.clearing is None:
+            return []
+        try:
+            return running.clearing.result(timeout)
+        except TimeoutError:
+            return None
+        except Exception:  # its node did not answer
+            return [] if not self._is_alive(running.node) else [f"node {running.node} did not answer"]
+
+    def _withhold(self, running: _Running) -> None:
+        """Keep as many cards of its node from being handed out again as it still holds."""
+        cards = running.attempt.spec.cards
+        self._withheld_cards += cards
+        there = {self._resource: cards, **_on_node(running.node)}
+        self._withheld.append(ray.util.placement_group([there]))
+        self._looked_at = 0.0
+
+    def _end_those_that_hang(self) -> None:
+        now = time.monotonic()
+        for key, running in self._running.items():
+            if running.group is None or running.ended_at is not None or running.outcome is not None:
+                continue
+            if now - running.last_word <= self._silence_seconds:
+                continue
+            running.outcome = ("hung", f"no word for {self._silence_seconds:g} s: it was taken for hung and ended")
+            actor = getattr(self._tune_trials.get(key), "temporary_state", None)
+            if running.family is not None:
+                self._clear(running, patience_seconds=0.0)
+            elif actor is not None and actor.ray_actor is not None:
+                ray.kill(actor.ray_actor)
+
+    def _count_cards(self) -> None:
+        """Tell the host when nodes came or went, or cards are withheld."""
+        if time.monotonic() - self._looked_at < NODE_LOOK_SECONDS or not self._running:
+            return
+        self._looked_at = time.monotonic()
+        per_trial = max(r.attempt.spec.cards for r in self._running.values())
+        usable = usable_cards(alive_nodes(self._device), per_trial) - self._withheld_cards
+        cards = max(0, min(self._most_cards - self._withheld_cards, usable))
+        if cards != self._cards:
+            self._cards = cards
+            self._host.on_cards(cards)
+
+    def _node_was_lost(self, running: _Running, told: str) -> bool:
+        """Whether its process died because its machine did. Ray may need a while to find out."""
+        if "node has died" in told or "node was terminated" in told.lower():
+            return True
+        return bool(running.node) and not self._is_alive(running.node)
+
+    def _is_alive(self, node: str) -> bool:
+        return any(n.node_id == node for n in alive_nodes(self._device))
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _end_there(family: Family, patience_seconds: float, kill_seconds: float) -> list[str]:
+    return end_family(family, patience_seconds, kill_seconds)
+
+
+def _on_node(node: str) -> dict[str, float]:
+    """A sliver of the resource that only this node has."""
+    address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node), None)
+    return {f"node:{address}": 0.001} if address else {}
 
 
 def _bundles(resource: str, config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -253,7 +402,7 @@ class _ToHost(_NotSaved, tune.Callback):
         self._executor = executor
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._executor.tick()
+        self._executor.tick(trials)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -267,15 +416,14 @@ class _ToHost(_NotSaved, tune.Callback):
         self._executor.ended(trial, died=True)
 
 
-def _wait_until_gone(pids: list[int], seconds: float) -> None:
-    """Wait for processes to end; those that do not are killed."""
-    processes = []
-    for pid in pids:
-        try:
-            processes.append(psutil.Process(pid))
-        except psutil.NoSuchProcess:
-            continue
-    _, alive = psutil.wait_procs(processes, timeout=min(seconds, 5.0))
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=seconds)
+class _WhenNothingCanStart(_NotSaved, tune.Stopper):
+    """Tune asks here whether to end with trials still waiting for their cards."""
+
+    def __init__(self, executor: RayTuneExecutor) -> None:
+        self._executor = executor
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._executor.nothing_can_start()

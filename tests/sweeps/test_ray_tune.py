@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -12,6 +15,7 @@ import pytest
 from rl.spec import CheckpointWritten, Command, Continue, Event, Finished, SetLr, Started, StepReport, Stop
 from sweeps.config import compose
 from sweeps.executors import Attempt
+from sweeps.executors.ray_tune import AttemptActor
 from sweeps.plan import make_plan, trial_spec
 
 
@@ -25,6 +29,7 @@ class Recorder:
         self.ended: dict[str, tuple[str, str]] = {}
         self.released: dict[str, bool] = {}
         self.granted: list[str] = []
+        self.cards: list[int] = []
         self.ticks = 0
 
     def next_attempt(self) -> Attempt | None:
@@ -57,6 +62,12 @@ class Recorder:
     def on_released(self, attempt: Attempt, released: bool) -> None:
         assert str(attempt) in self.ended
         self.released[str(attempt)] = released
+
+    def on_cards(self, cards: int) -> None:
+        self.cards.append(cards)
+
+    def stopping(self) -> bool:
+        return False
 
     def on_tick(self) -> None:
         self.ticks += 1
@@ -111,7 +122,7 @@ def test_a_crash_and_a_preemption_are_told_apart(ray_of_one_card, tmp_path):
     preempt = attempts(tmp_path, "trainer.simulated.preempt_at_step=2", "search.prompts_per_step=[4]")[:1]
     host = Recorder(crash + preempt)
     ray_of_one_card.run(host)
-    assert host.ended[str(crash[0])][0] == "failed"
+    assert host.ended[str(crash[0])][0] == "crashed"
     assert host.ended[str(preempt[0])][0] == "preempted"
     assert all(host.released.values())
 
@@ -128,10 +139,73 @@ def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_c
     host = Killer([victim, other])
     ray_of_one_card.run(host)
     outcome, message = host.ended[str(victim)]
-    assert outcome == "failed"
+    assert outcome == "crashed"
     assert "died" in message
     assert host.ended[str(other)][0] == "completed"
     assert all(host.released.values())
+
+
+def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_one_gets_its_card(
+    ray_of_one_card, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ray_of_one_card, "_silence_seconds", 8.0)
+    hangs = attempts(tmp_path, "trainer.simulated.hang_at_step=2", "search.prompts_per_step=[2]")
+    other = attempts(tmp_path)[1:2]
+    pids = []
+
+    class Watching(Recorder):
+        def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+            pids.append(ray_of_one_card.pid_of(attempt))
+            return super().on_message(attempt, sequence, message)
+
+    host = Watching(hangs + other)
+    ray_of_one_card.run(host)
+    outcome, message = host.ended[str(hangs[0])]
+    assert outcome == "hung"
+    assert "no word for 8 s" in message
+    assert host.ended[str(other[0])][0] == "completed"
+    assert host.released == {str(a): True for a in hangs + other}
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begins(
+    ray_of_one_card, tmp_path, monkeypatch
+):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+
+    class Leaky(AttemptActor):
+        """Leaves a child of a session of its own, a grandchild that nobody waits for, and one deaf to SIGTERM."""
+
+        def step(self):
+            said = super().step()
+            if said.get("message", {}).get("kind") == "started":
+                alive = [int(p.name) for p in notes.iterdir() if psutil.pid_exists(int(p.name))]
+                assert not alive, f"children of the trial before are still there: {alive}"
+                deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+                children = [
+                    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True),
+                    subprocess.Popen([sys.executable, "-c", deaf]),
+                ]
+                for child in children:
+                    (notes / str(child.pid)).touch()
+                if os.fork() == 0:
+                    if (grandchild := os.fork()) != 0:
+                        (notes / str(grandchild)).touch()
+                        os._exit(0)
+                    time.sleep(600)
+                    os._exit(0)
+            return said
+
+    monkeypatch.setattr(ray_of_one_card, "actor", Leaky)
+    both = attempts(tmp_path)[:2]
+    host = Recorder(both)
+    ray_of_one_card.run(host)
+    assert [outcome for outcome, _ in host.ended.values()] == ["completed", "completed"], host.ended
+    assert host.released == {str(a): True for a in both}
+    left = [int(p.name) for p in notes.iterdir()]
+    assert len(left) == 6
+    assert not [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
 
 
 def test_closing_leaves_no_process_behind(ray_of_one_card):

@@ -1,0 +1,159 @@
+"""The processes of one attempt on one host: found however they hide, and ended.
+
+A child may outlive the process that started it, leave its group, or ignore SIGTERM. An attempt's processes are
+therefore known by four signs: they descend from it, they are in its process group, they carry its mark in their
+environment, or they were its children when it was last heard. Runs on the attempt's own host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+MARK = "GRPO_LADDER_ATTEMPT"
+"""Environment variable that an attempt's processes inherit; its value begins with the sweep's name."""
+
+MEMORY_SLACK_MIB = 512
+"""A card's memory counts as back when no more than so much is in use beyond what was in use before."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How an attempt's processes are known, as its own process tells it with each word."""
+
+    pid: int
+    mark: str
+    node: str = ""
+    """Ray's id of the node that they are on."""
+    children: Mapping[str, float] = field(default_factory=dict)
+    """Those alive at the last word: start time (seconds since the epoch) by process id."""
+    memory_mib: Mapping[str, int] = field(default_factory=dict)
+    """Memory in use on its cards before it began, MiB by the card's UUID; empty where nothing tells."""
+
+
+def own_family(mark: str, node: str, cards: Sequence[str], before: Family | None = None) -> Family:
+    """This process as it is now. `cards`: CUDA's indices or UUIDs."""
+    me = psutil.Process()
+    children = {str(p.pid): start for p in me.children(recursive=True) if (start := _start(p)) is not None}
+    memory = before.memory_mib if before else used_memory_mib(cards)
+    return Family(me.pid, mark, node, children, memory)
+
+
+def end_family(family: Family, patience_seconds: float, kill_seconds: float) -> list[str]:
+    """Wait for the attempt's own process to end, then kill whatever is left of it; what is still there at the end.
+
+    A process that cannot be killed (stuck in a driver call), and memory of a card that does not come back, are told as
+    sentences.
+    """
+    if patience_seconds > 0 and family.pid > 0 and psutil.pid_exists(family.pid):
+        psutil.wait_procs([p for p in members(family) if p.pid == family.pid], timeout=patience_seconds)
+    left: list[psutil.Process] = []
+    for _ in range(3):  # what is killed may have had time to start another
+        left = members(family)
+        if not left:
+            break
+        for process in left:
+            _kill(process)
+        psutil.wait_procs(left, timeout=kill_seconds / 3)
+    still = [f"process {p.pid} ({_name(p)})" for p in left if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE]
+    return still or _memory_not_back(family, kill_seconds)
+
+
+def members(family: Family) -> list[psutil.Process]:
+    """The attempt's processes that are alive now."""
+    me = os.getpid()
+    found = {}
+    for process in psutil.process_iter():
+        if process.pid == me or _status(process) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            continue
+        since = family.children.get(str(process.pid))
+        if (
+            process.pid == family.pid
+            or (since is not None and _start(process) == since)
+            or _group(process.pid) == family.pid
+            or _mark(process).startswith(family.mark)
+        ):
+            found[process.pid] = process
+    for process in list(found.values()):
+        try:
+            found |= {p.pid: p for p in process.children(recursive=True) if p.pid != me}
+        except psutil.Error:
+            continue
+    return list(found.values())
+
+
+def end_marked(mark: str, kill_seconds: float = 10.0) -> list[str]:
+    """End what attempts of a driver that was killed have left on this host; `mark`: how theirs begin."""
+    return end_family(Family(pid=-1, mark=mark), 0.0, kill_seconds)
+
+
+def used_memory_mib(cards: Sequence[str]) -> dict[str, int]:
+    """Memory in use on these cards by the driver's own count, by UUID; empty where `nvidia-smi` is not there."""
+    if not cards or shutil.which("nvidia-smi") is None:
+        return {}
+    query = ["nvidia-smi", f"--id={','.join(cards)}", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        return {uuid.strip(): int(used) for uuid, used in (line.split(",") for line in told.splitlines() if line)}
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return {}
+
+
+def _memory_not_back(family: Family, seconds: float) -> list[str]:
+    until = time.monotonic() + seconds
+    while before := family.memory_mib:
+        now = used_memory_mib(list(before))
+        held = {c: used for c, used in now.items() if used > before.get(c, used) + MEMORY_SLACK_MIB}
+        if not held:
+            return []
+        if time.monotonic() >= until:
+            return [f"card {c} with {used} MiB in use, {before[c]} before" for c, used in held.items()]
+        time.sleep(0.2)
+    return []
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.kill()
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.Error:
+        return psutil.STATUS_DEAD
+
+
+def _start(process: psutil.Process) -> float | None:
+    try:
+        return process.create_time()
+    except psutil.Error:
+        return None
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None
+
+
+def _mark(process: psutil.Process) -> str:
+    try:
+        return process.environ().get(MARK, "")
+    except (psutil.Error, OSError):
+        return ""
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:80] or process.name()
+    except psutil.Error:
+        return "?"
