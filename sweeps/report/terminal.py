@@ -158,8 +158,11 @@ class LiveView:
         if isinstance(message, CheckpointWritten):
             return f"{head} checkpoint at step {message.step} ({message.size_bytes / 1e6:.0f} MB)"
         attempt = trial.attempts[-1] if trial.attempts else None
-        text = f"{head} starting" if trial.state is TrialState.RUNNING else f"{head} {trial.state.lower()}"
-        return f"{text}: {attempt.message}" if attempt and attempt.message else text
+        state = trial.state
+        word = "starting" if state is TrialState.RUNNING else state.lower()
+        if attempt and attempt.outcome and trial.retry_not_before_ns is not None:
+            word = f"{attempt.outcome.replace('_', ' ')}, will be tried again"
+        return f"{head} {word}: {attempt.message}" if attempt and attempt.message else f"{head} {word}"
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, expand=False)
