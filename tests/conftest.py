@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cost.bucket import Bucket
-from tests.servers import BUCKET, KEY, SECRET, free_port
+from tests.servers import BUCKET, KEY, SECRET, FaultyS3, free_port
 
 
 def _programs() -> Path | None:
@@ -155,3 +155,11 @@ def client(s3, keys):
 def bucket(s3, keys) -> Bucket:
     """A place of its own in the server's one bucket."""
     return Bucket(BUCKET, f"team/{uuid.uuid4().hex}", s3)
+
+
+@pytest.fixture
+def faulty(s3) -> Iterator[FaultyS3]:
+    """A way to the S3 server on which requests go wrong when a test says so."""
+    proxy = FaultyS3(s3)
+    yield proxy
+    proxy.close()

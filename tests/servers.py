@@ -1,13 +1,22 @@
-"""What tests know of the servers that `tests/conftest.py` starts."""
+"""What tests know of the servers that `tests/conftest.py` starts, and a proxy that makes an S3 server misbehave."""
 
 from __future__ import annotations
 
+import http.client
 import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+from urllib.parse import urlsplit
 
 BUCKET = "books"
 KEY = "tester"
 SECRET = "a-secret-of-these-tests"
+
+Fault = Literal["503", "truncated", "dropped"]
 
 
 def free_port() -> int:
@@ -17,3 +26,85 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", 0))
             if (port := probe.getsockname()[1]) < 50_000:
                 return port
+
+
+class FaultyS3:
+    """Stands between a client and a real server. `fault` says of each request what goes wrong; None: nothing.
+
+    `503` is what AWS says when it is asked too much; `truncated` ends the body of an answer in the middle; `dropped`
+    closes the connection without an answer. While it is `closed`, connections are refused.
+    """
+
+    def __init__(self, behind: str) -> None:
+        self._behind = urlsplit(behind).netloc
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.fault: Callable[[str, str], Fault | None] = lambda method, path: None
+        self.before: Callable[[str, str], None] = lambda method, path: None
+        """Called with each request, before it goes on."""
+        self.seen: Counter[str] = Counter()
+        """Requests by method, and faults by name."""
+        self._server: ThreadingHTTPServer | None = None
+        self.open()
+
+    def open(self) -> None:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except OSError:
+                    self.close_connection = True
+
+            def _forward(self) -> None:
+                proxy.seen[self.command] += 1
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                proxy.before(self.command, self.path)
+                fault = proxy.fault(self.command, self.path)
+                if fault:
+                    proxy.seen[fault] += 1
+                if fault == "dropped":
+                    self.close_connection = True
+                    return
+                if fault == "503":
+                    answer = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+                    self.send_response(503)
+                    self.send_header("Content-Length", str(len(answer)))
+                    self.end_headers()
+                    self.wfile.write(answer)
+                    return
+                upstream = http.client.HTTPConnection(proxy._behind, timeout=60)
+                with closing(upstream):
+                    headers = {k: v for k, v in self.headers.items() if k.lower() not in ("connection", "expect")}
+                    upstream.request(self.command, self.path, body or None, headers)
+                    response = upstream.getresponse()
+                    answer = response.read()
+                self.send_response(response.status)
+                for name, value in response.getheaders():
+                    if name.lower() not in ("connection", "transfer-encoding", "content-length", "date", "server"):
+                        self.send_header(name, value)
+                length = response.getheader("Content-Length") or str(len(answer))
+                self.send_header("Content-Length", length)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(answer[: len(answer) // 2] if fault == "truncated" else answer)
+                if fault == "truncated":
+                    self.close_connection = True
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
