@@ -29,7 +29,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """The revision of the migrations that these tables are."""
 
 MICRO_PER_CARD = 10**6
@@ -215,6 +215,24 @@ label = Table(
     Column("value", Text, nullable=False),
     Column("written_ns", BigInteger, nullable=False),
     sqlite_with_rowid=False,
+)
+
+reservation = Table(
+    "reservation",
+    metadata,
+    Column("reservation_id", Id, primary_key=True),
+    Column("sweep_id", String(256), nullable=False),
+    Column("lease_id", ForeignKey("lease.lease_id"), nullable=False),
+    Column("trial_id", String(128), nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("stage", String(64), nullable=False),
+    Column("pico", Pico, nullable=False),
+    Column("currency", String(3), nullable=False),
+    Column("cards_micro", BigInteger, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("driver_id", ForeignKey("driver.driver_id"), nullable=False),
+    Column("written_ns", BigInteger, nullable=False),
+    CheckConstraint("cards_micro > 0", name="reservation_cards_positive"),
 )
 
 event = Table(
