@@ -8,8 +8,8 @@ builds these from `conf/`, and `conf/` explains every key to the person who type
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from rl.spec import AlgorithmSpec, EvaluationSpec, ModelSpec, RolloutSpec, TaskSpec, TrainerSpec
 
@@ -19,7 +19,7 @@ class ConfigError(Exception):
 
 
 LrScaling = Literal["hold", "sqrt", "linear", "clip_frac"]
-"""How the learning rate follows the batch: see `conf/search/grid.yaml`."""
+"""How the learning rate follows the batch: see `conf/search/_base.yaml`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class StageConfig:
     """Rollout batches per trial."""
     min_cards: int
     """Fewest cards of a machine on which this stage means anything."""
+    needs_gate_of: str
+    """The stage below, whose open gate this one stands on; empty: it is the first."""
     next_stage: str
     """The stage whose command is printed when the gate opens; empty: this is the last."""
 
@@ -82,15 +84,46 @@ class MachineConfig:
 
 
 @dataclass(frozen=True)
-class SearchConfig:
-    """The grid: every combination is a trial, and combinations that resolve to the same trial are merged."""
+class AxisConfig:
+    """What one key is varied over: a range from `low` to `high`, or `choices`. `sweeps/search/space.py` reads it."""
 
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    """Drawn evenly over the logarithm."""
+    step: float | None = None
+    """Only `low` plus whole multiples of this; None: any number, any whole number for a key that is one."""
+    choices: tuple[Any, ...] = ()
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The key is varied only where each of these other keys of the space has one of these values."""
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """Which points of the search space become trials, on how many cards, and which of them end early."""
+
+    method: Literal["grid", "random", "optuna"]
     prompts_per_step: tuple[int, ...]
     group_size: tuple[int, ...]
     lr_scaling: tuple[LrScaling, ...]
+    space: Mapping[str, AxisConfig]
+    """Further keys, by their dotted name. `prompts_per_step`, `group_size` and `lr_scaling` here replace their list."""
     seeds: tuple[int, ...]
     trials: int | None
-    """How many trials there shall be: the grid is repeated over further seeds until then. None: the grid once."""
+    """How many trials there shall be. Grid: it is repeated over further seeds until then; None: the grid once."""
+    sampler_seed: int
+    """Seeds the points of `random` and `optuna`, not the trials."""
+    startup_trials: int
+    """optuna: points that are drawn at random before its model is asked."""
+    pruning: Literal["none", "asha", "median"]
+    pruning_min_trials: int
+    """Trials of the same seed, the judged one included, that must have come as far before one is ended."""
+    pruning_warmup_completions: int | None
+    """None: the completions of the smallest batch of the space at its first evaluation."""
+    pruning_factor: int
+    """asha: the best 1 of so many goes on, and each rung is so many times as far as the one before."""
+    pruning_percentile: float
+    """median: a trial ends below this percentile of the others."""
     cards_per_trial: int
     """Never 0 here: `conf/` writes 0 for every card of the machine, and that is resolved."""
     max_concurrent: int
@@ -146,6 +179,10 @@ class GateConfig:
     """Largest mean |log pi_old - log pi_sample| of a step on fresh rollouts, nats per token."""
     force: str
     """Why a closed gate is to be taken for open; empty: it is not."""
+    start_anyway: str
+    """Why a stage may start although the one below it has opened no gate; empty: it may not."""
+    acknowledge: str
+    """The token that was printed with what changes on the way to more cards; empty: not read yet."""
 
 
 @dataclass(frozen=True)

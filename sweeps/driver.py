@@ -47,8 +47,9 @@ from sweeps.machine import (
 )
 from sweeps.opening import check_can_run, database, earlier_sweeps, only_driver, open_sweep
 from sweeps.plan import make_plan
+from sweeps.promotion import promotion
 from sweeps.report import terminal
-from sweeps.report.summary import print_end, print_plan
+from sweeps.report.summary import print_end, print_plan, print_promotion
 from sweeps.tracking import Tracker, default_uri
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -69,10 +70,14 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     records = earlier_sweeps(cfg, root)
     time = measured(records, cfg) or from_data_sheet(cfg)
     print_plan(console, cfg, plan, pricing, time)
+    step_up = promotion(records, cfg)
+    print_promotion(console, step_up)
     if cfg.dry_run:
         console.print("dry_run=true: nothing was run and nothing was written.")
         return EXIT_OK
     check_can_run(cfg, root, console)
+    if step_up.problem:
+        return EXIT_GATE
     limit = spending_limit(cfg, pricing)
     clock = SystemClock()
     if cfg.trainer.name == "simulated":
@@ -229,11 +234,8 @@ def _close_lost_attempts(journal: Journal) -> None:
     """Attempts whose driver died are over; their usages were closed at the last heartbeat."""
     for trial in journal.record.trials.values():
         if trial.state is TrialState.RUNNING:
-            attempt = trial.attempts[-1]
-            body: dict[str, Any] = {"trial_id": trial.trial_id, "attempt": attempt.attempt, "outcome": "lost"}
-            body["message"] = "its driver ended without closing it"
-            journal.append("attempt_ended", body, f"attempt_ended:{trial.trial_id}/{attempt.attempt}")
-    journal.catch_up()
+            said = "its driver ended without closing it"
+            journal.attempt_ended(trial.trial_id, trial.attempts[-1].attempt, "lost", said)
 
 
 def _tracker(cfg: SweepConfig, console: Console, sweep_id: str) -> Tracker:

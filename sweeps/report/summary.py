@@ -17,6 +17,7 @@ from sweeps.gates import Verdict
 from sweeps.journal import SweepRecord, TrialState
 from sweeps.machine import Pricing, money_text
 from sweeps.plan import Plan
+from sweeps.promotion import Promotion
 from sweeps.report import terminal
 
 
@@ -46,6 +47,18 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
         )
     for warning in plan.warnings:
         console.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def print_promotion(console: Console, step: Promotion) -> None:
+    """What the stage stands on, what changed since, and why it must not start, if so."""
+    if step.below:
+        console.print(
+            f"Stands on {step.below}, gate open. What changes:" if step.changes else f"Stands on {step.below}"
+        )
+    for change in step.changes:
+        console.print(Text(f"  {change}"), soft_wrap=True)
+    if step.problem:
+        console.print(Text(f"Gate:     closed: {step.problem}", style="red"), soft_wrap=True)
 
 
 def print_end(
