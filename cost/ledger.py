@@ -330,7 +330,8 @@ class Ledger(Journal):
         return list(found.values())
 
     def close_dead(self, *, silent_ns: int = SILENT_NS) -> list[Usage]:
-        """End the usages whose driver is dead at their last heartbeat, as LOST and `end_estimated`; returns them.
+        """End the usages whose driver is dead, as LOST and `end_estimated`, at the last moment at which they were known
+        to be held: their last heartbeat, or the last report of their trial. Returns them.
 
         A driver is dead when its process is gone (on this host), or when it has been silent for `silent_ns` (on
         another). Leases stay open: the machine is still there, and paid for.
@@ -350,9 +351,11 @@ class Ledger(Journal):
                     holder, self._clock.anchor, now, heard, silent_ns
                 ):
                     continue
-                row = {"usage_id": usage_id, "to_ns": usage.last_heartbeat_ns, "outcome": "LOST", "estimated": 1}
+                reported = select(func.max(schema.phase.c.written_ns)).where(schema.phase.c.usage_id == usage_id)
+                to_ns = max(usage.last_heartbeat_ns, connection.execute(reported).scalar() or 0)
+                row = {"usage_id": usage_id, "to_ns": to_ns, "outcome": "LOST", "estimated": 1}
                 connection.execute(schema.usage_end.insert(), row | self._signature())
-                closed.append(replace(usage, to_ns=usage.last_heartbeat_ns, outcome="LOST", end_estimated=True))
+                closed.append(replace(usage, to_ns=to_ns, outcome="LOST", end_estimated=True))
         return closed
 
     # Corrections ------------------------------------------------------------------------------------------------------

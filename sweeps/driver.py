@@ -45,7 +45,7 @@ from sweeps.machine import (
     ray_address,
     spending_limit,
 )
-from sweeps.opening import check_can_run, database, earlier_sweeps, only_driver, open_sweep
+from sweeps.opening import check_can_run, database, earlier_sweeps, only_driver, open_sweep, simulated_until
 from sweeps.plan import make_plan
 from sweeps.promotion import promotion
 from sweeps.report import terminal
@@ -81,15 +81,13 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     limit = spending_limit(cfg, pricing)
     clock = SystemClock()
     if cfg.trainer.name == "simulated":
-        # Simulated time runs ahead of the world's; a resume goes on where it had come to.
-        same_plan = [r.last_ns + 1 for r in records if r.plan_digest == plan.digest]
-        clock = FakeClock(utc=max([clock.utc_ns(), *same_plan]))
+        clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, root, plan, records)))
     try:
         with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
             ledger.close_dead()
             journal = open_sweep(cfg, plan, ledger, root, records)
             sweep_id = journal.record.sweep_id
-            if journal.record.gate and not journal.record.unfinished:
+            if journal.record.closed:
                 console.print(f"{sweep_id} is finished; resume=never starts another one.")
                 return _exit_code(journal.record, None)
             with only_driver(root / sweep_id):
@@ -117,7 +115,9 @@ def _run_sweep(
     resumed = [t for t in record.trials.values() if t.attempts]
     _close_lost_attempts(journal)
     console.print(f"Sweep {record.sweep_id}" + (_resumed_text(cfg, record, ledger, pricing, time) if resumed else ""))
-    lease_id = hold_machine(cfg, ledger, record.sweep_id, pricing)
+    # Where only the closing of the books is left, no machine is held again.
+    only_to_close = record.lease_ids and not record.unfinished
+    lease_id = record.lease_ids[-1] if only_to_close else hold_machine(cfg, ledger, record.sweep_id, pricing)
     journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
     tracker = _tracker(cfg, console, record.sweep_id)
@@ -164,10 +164,11 @@ def _run_sweep(
                 journal.append("gate", _gate_body(verdict), f"gate:{ledger.now_ns()}")
             meter.close(ledger, machine_instance(cfg, record.sweep_id))
             ledger.detach(lease_id, record.sweep_id, how)
-            journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
-            journal.catch_up()
             report = _report(ledger, pricing, record.sweep_id)
             write_csv(report, sweep_dir / "cost.csv")
+            # Last: a driver that is killed before it is followed by one that closes the books.
+            journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
+            journal.catch_up()
             _back_up(database(cfg, Path(cfg.paths.root)), ledger, console)
             _archive(cfg, ledger, console)
             drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)

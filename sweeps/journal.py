@@ -160,6 +160,11 @@ class SweepRecord:
     def unfinished(self) -> list[TrialRecord]:
         return [t for t in self.trials.values() if t.state in UNFINISHED]
 
+    @property
+    def closed(self) -> bool:
+        """Nothing is left to do: every trial is over, the gate has judged them, and a driver has closed the books."""
+        return not self.unfinished and self.gate is not None and self.ended is not None
+
     def apply(self, event: StoredEvent) -> None:
         """Take in one event.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cost.ledger import Ledger
+from cost.ledger import HEARTBEAT_NS, Ledger
 from cost.records import NoLedgerError, StoreError
 from rl.spec import ConfigurationError
 from sweeps.config import ConfigError, canonical
@@ -42,6 +42,21 @@ def earlier_sweeps(cfg: SweepConfig, root: Path) -> list[SweepRecord]:
         return []
     except StoreError as error:
         raise ConfigError(str(error)) from error
+
+
+def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[SweepRecord]) -> int:
+    """UTC nanoseconds that the simulated time of this plan's sweeps has come to; 0 where there was none.
+
+    It runs ahead of the world's, and a resume goes on where it had come to. A driver that was killed may have lived
+    up to a heartbeat longer than the last thing that it wrote.
+    """
+    same_plan = [r for r in earlier if r.plan_digest == plan.digest]
+    if not same_plan:
+        return 0
+    leases = {lease_id for record in same_plan for lease_id in record.lease_ids}
+    with Ledger.open(database(cfg, root), create=False, read_only=True) as ledger:
+        beats = [s.last_heartbeat_ns for s in ledger.leases() if s.lease.lease_id in leases]
+    return max([r.last_ns for r in same_plan] + beats) + HEARTBEAT_NS
 
 
 def check_can_run(cfg: SweepConfig, root: Path, console: Console) -> None:
@@ -96,7 +111,7 @@ def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier
         return journal
     if cfg.resume == "auto":
         for record in reversed(same_plan):
-            if record.unfinished:
+            if not record.closed:
                 return Journal(ledger, record.sweep_id)
     sweep_id = _new_folder(cfg, plan, root)
     journal = Journal(ledger, sweep_id)
