@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 
-from sweeps.config import ConfigError, build, check_overrides, composition_error
+from sweeps.config import ConfigError, as_hydra_takes_it, build, check_overrides, composition_error
 from sweeps.config_help import help_text
 
 if TYPE_CHECKING:
@@ -39,13 +39,14 @@ def main(arguments: list[str]) -> NoReturn:
     try:
         if not _ABOUT_HYDRA & set(arguments):
             check_overrides([a for a in arguments if not a.startswith("-")])
+        sys.argv[1:] = [as_hydra_takes_it(a) for a in arguments]
         _compose()
         if not _composed:  # Hydra answered a question about itself
             sys.exit(0)
         config = build(_composed[0])
         from sweeps.driver import run  # heavy: what is wrong with a configuration is said before it is imported
 
-        sys.exit(run(config, sys.argv[1:]))
+        sys.exit(run(config, arguments))
     except ConfigError as error:
         _refuse(str(error))
     except (HydraException, OmegaConfBaseException) as error:

@@ -14,8 +14,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rl.codec import from_json, to_json
 from sweeps.config_checks import problems
-from sweeps.config_overrides import CONF_DIR, check_overrides, composition_error
+from sweeps.config_overrides import CONF_DIR, as_hydra_takes_it, check_overrides, composition_error
 from sweeps.config_types import ConfigError, SweepConfig
+from sweeps.search.space import flat_space
+from sweeps.search.space import flat_space
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -24,6 +26,7 @@ __all__ = [
     "CONF_DIR",
     "ConfigError",
     "SweepConfig",
+    "as_hydra_takes_it",
     "build",
     "canonical",
     "check_overrides",
@@ -48,7 +51,7 @@ def compose(overrides: Sequence[str]) -> SweepConfig:
     check_overrides(overrides)
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
         try:
-            cfg = hydra_compose(config_name="config", overrides=list(overrides))
+            cfg = hydra_compose(config_name="config", overrides=[as_hydra_takes_it(o) for o in overrides])
         except (HydraException, OmegaConfBaseException) as error:
             raise composition_error(error) from error
     return build(cfg)
@@ -86,6 +89,8 @@ def _typed(data: dict[str, Any]) -> SweepConfig:
     for axis in _LISTS:  # one value is a list of one
         if not isinstance(data["search"].get(axis), list):
             data["search"][axis] = [data["search"].get(axis)]
+    data["search"]["space"] = flat_space(data["search"].get("space") or {})
+    data["search"]["space"] = flat_space(data["search"].get("space") or {})
     limit = data["budget"].get("sweep_limit")
     if isinstance(limit, int | float):
         raise ConfigError(

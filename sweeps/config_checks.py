@@ -20,6 +20,7 @@ from rl.algorithms import algorithm_problems
 from rl.spec import TrialSpec
 from sweeps.config_overrides import CONF_DIR, options
 from sweeps.config_types import SweepConfig
+from sweeps.search.checks import search_problems
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SWEEP_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -43,7 +44,8 @@ def problems(config: SweepConfig) -> list[str]:
         _retry,
         _money_etc,
     )
-    return [text for check in checks for text in check(config)]
+    found = [text for check in checks for text in check(config)]
+    return found or list(search_problems(config, problems))
 
 
 def _not_finite(value: Any, where: str) -> Iterator[str]:
@@ -98,8 +100,6 @@ def _search(config: SweepConfig) -> Iterator[str]:
     for seed in search.seeds:
         if seed < 0:
             yield f"search.seeds={seed} should be 0 or more"
-    if search.trials is not None and search.trials < 1:
-        yield f"search.trials={search.trials} should be 1 or more, or null for the grid once"
     yield from _at_least(config, 0, "search.max_concurrent")
 
 

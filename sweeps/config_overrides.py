@@ -146,8 +146,13 @@ def _check_option(override: Override) -> None:
 
 def _check_key(key: str) -> None:
     keys, open_ended = known_keys()
-    if key in keys or key.startswith(tuple(f"{k}." for k in open_ended)):
-        return
+    if key not in keys and not key.startswith(tuple(f"{k}." for k in open_ended)):
+        raise ConfigError(no_such_key(key))
+
+
+def no_such_key(key: str) -> str:
+    """What to say of a key that does not exist: the nearest that does, and its neighbours."""
+    keys, _ = known_keys()
     candidates = [*keys, *groups()]
     near = difflib.get_close_matches(key, candidates, 1, cutoff=0.75)
     if not near:  # the right name in the wrong place
@@ -156,7 +161,12 @@ def _check_key(key: str) -> None:
     parent = key.rpartition(".")[0]
     siblings = [k.removeprefix(f"{parent}.") for k in keys if parent and k.rpartition(".")[0] == parent]
     there = f" {parent} has: {', '.join(siblings)}" if siblings else f" {COMMAND} --help lists the keys typed most"
-    raise ConfigError(f"there is no key {key!r}{_did_you_mean(near)}{there}")
+    return f"there is no key {key!r}{_did_you_mean(near)}{there}"
+
+
+def as_hydra_takes_it(override: str) -> str:
+    """`search.space` begins empty, and Hydra wants plus signs for what is put into it: nobody has to type them."""
+    return f"++{override}" if override.startswith(("search.space.", "search.space=")) else override
 
 
 def composition_error(error: Exception) -> ConfigError:

@@ -1,24 +1,25 @@
-"""What a stage will run: every point of the search space resolved into a trial, before anything starts.
+"""What a stage will run: the points of the search space resolved into trials, before anything starts.
 
-Pure: from a `SweepConfig` to a `Plan`, nothing is read and nothing is written. A trial's id is the hash of all that can
-change its result, so points that resolve to the same configuration are one trial, and the same question asked twice
-is recognised.
+A grid and points drawn at random are all in the plan. What Optuna will propose is not known yet: such a plan says how
+many trials there will be, and `sweeps/search/proposals.py` resolves each proposal as here. Pure: from a `SweepConfig`
+to a `Plan`, nothing is read and nothing is written. A trial's id is the hash of all that can change its result, so
+points that resolve to the same configuration are one trial, and the same question asked twice is recognised.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rl.codec import to_json
 from rl.spec import TrialSpec
-from sweeps.config_types import SweepConfig
+from sweeps.config_types import ConfigError, SweepConfig
+from sweeps.search.space import MEASURED_WITH, TRIAL_KEYS, Point, axes, draws, grid, with_values
 
 _WITHOUT_EFFECT_ON_RESULT = ("trial_id", "attempt", "cards", "checkpoint_dir", "cache_dir")
 _TRAINER_WITHOUT_EFFECT_ON_RESULT = (
@@ -45,10 +46,24 @@ class PlannedTrial:
     names: tuple[str, ...]
     adaptive_lr: bool
     """The `clip_frac` rule moves the learning rate while the trial runs."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """What `search.space` varies at this point beyond the fields above, by dotted key; the rate before scaling."""
 
     @property
     def label(self) -> str:
-        return f"{self.prompts_per_step}x{self.group_size} {'='.join(self.names)}"
+        text = f"{self.prompts_per_step}x{self.group_size} {'='.join(self.names)}"
+        return f"{text} {self.varied}" if self.varied else text
+
+    @property
+    def varied(self) -> str:
+        """The overrides but for the rate, which has a place of its own: `kl_coef=0.01 temperature=0.9`."""
+        rest = {k.rpartition(".")[2]: v for k, v in self.overrides.items() if k != "algorithm.lr"}
+        return " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rest.items())
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Where in the search space it lies; its repeats over seeds lie there too."""
+        return {k: getattr(self, k) for k in TRIAL_KEYS} | dict(self.overrides)
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,15 @@ class Plan:
     """Points of the search space before those that resolve to the same configuration were merged."""
     digest: str
     warnings: tuple[str, ...]
+    proposals: int = 0
+    """Trials that the search proposes while the sweep runs, from what earlier ones came to."""
+    typical: tuple[PlannedTrial, ...] = ()
+    """Trials at random points in place of those that will be proposed, for estimates."""
+
+    @property
+    def size(self) -> int:
+        """How many trials there will be."""
+        return len(self.trials) + self.proposals
 
 
 def scaled_lr(rule: str, lr: float, completions_per_update: float, reference_completions: int) -> float:
@@ -80,32 +104,90 @@ def scaled_lr(rule: str, lr: float, completions_per_update: float, reference_com
 
 
 def make_plan(cfg: SweepConfig) -> Plan:
-    """Resolve the grid. Points that are the same trial are merged, keeping the order of their first appearance."""
+    """Resolve the points. Those that are the same trial are merged, keeping the order of their first appearance.
+
+    Raises:
+        ConfigError: the space has fewer different points than trials were asked for.
+    """
+    if cfg.search.method == "grid":
+        trials, points = _grid_trials(cfg)
+        return Plan(trials, points, _digest(cfg, trials), _warnings(cfg))
+    drawn = _drawn_trials(cfg)
+    if cfg.search.method == "random":
+        return Plan(drawn, len(drawn), _digest(cfg, drawn), _warnings(cfg))
+    return Plan((), 0, _digest(cfg, drawn), _warnings(cfg), proposals=len(drawn), typical=drawn)
+
+
+def resolve(cfg: SweepConfig, point: Point, seed: int) -> PlannedTrial:
+    """The trial at a point of the search space."""
+    overrides = {k: v for k, v in point.items() if k not in TRIAL_KEYS}
+    prompts, group, rule = (point[k] for k in TRIAL_KEYS)
+    algorithm = with_values(cfg, overrides).algorithm
+    per_update = prompts * group / algorithm.updates_per_rollout
+    lr = scaled_lr(rule, algorithm.lr, per_update, algorithm.lr_reference_completions)
+    trial = PlannedTrial("", prompts, group, seed, lr, rule, (rule,), rule == "clip_frac", overrides)
+    return replace(trial, trial_id=_trial_id(cfg, trial))
+
+
+def _grid_trials(cfg: SweepConfig) -> tuple[tuple[PlannedTrial, ...], int]:
+    """The trials of the grid, and how many points it had."""
     found: dict[str, PlannedTrial] = {}
-    points = 0
-    for seed in _seeds(cfg):
-        for prompts, group, rule in itertools.product(
-            cfg.search.prompts_per_step, cfg.search.group_size, cfg.search.lr_scaling
-        ):
-            points += 1
-            per_update = prompts * group / cfg.algorithm.updates_per_rollout
-            lr = scaled_lr(rule, cfg.algorithm.lr, per_update, cfg.algorithm.lr_reference_completions)
-            trial = PlannedTrial("", prompts, group, seed, lr, rule, (rule,), adaptive_lr=rule == "clip_frac")
-            trial_id = _trial_id(cfg, trial)
-            if before := found.get(trial_id):
-                if rule not in before.names:
-                    found[trial_id] = replace(before, names=(*before.names, rule))
-            else:
-                found[trial_id] = replace(trial, trial_id=trial_id)
-    trials = tuple(found.values())
-    digest = hashlib.sha256("\n".join([cfg.stage.name, cfg.machine.name, *found]).encode()).hexdigest()[:12]
-    return Plan(trials, points, digest, _warnings(cfg))
+    points = grid(axes(cfg))
+    seeds = _seeds(cfg, len(points))
+    for seed in seeds:
+        for point in points:
+            trial = resolve(cfg, point, seed)
+            before = found.setdefault(trial.trial_id, trial)
+            if trial.lr_scaling not in before.names:
+                found[trial.trial_id] = replace(before, names=(*before.names, trial.lr_scaling))
+    return tuple(found.values()), len(points) * len(seeds)
+
+
+MISSES_IN_A_ROW = 2000
+"""After so many draws that bring nothing new, a space is taken to have no more points."""
+
+
+def _drawn_trials(cfg: SweepConfig) -> tuple[PlannedTrial, ...]:
+    """`search.trials` different trials, each point with every seed; the last may lack some: the count is exact."""
+    wanted, seeds = cfg.search.trials or 0, cfg.search.seeds
+    found: dict[str, PlannedTrial] = {}
+    misses = 0
+    for point in draws(axes(cfg), cfg.search.sampler_seed):
+        if resolve(cfg, point, seeds[0]).trial_id in found:
+            misses += 1
+            if misses >= MISSES_IN_A_ROW:
+                raise ConfigError(
+                    f"search.trials={wanted}: the search space has no more than {len(found)} different trials; ask "
+                    f"for {len(found)}, or give its keys (search.space) more values"
+                )
+            continue
+        misses = 0
+        found |= {t.trial_id: t for seed in seeds if (t := resolve(cfg, point, seed))}
+        if len(found) >= wanted:
+            return tuple(found.values())[:wanted]
+    raise AssertionError("draws end never")
+
+
+def _digest(cfg: SweepConfig, trials: Iterable[PlannedTrial]) -> str:
+    """Recognises the plan: the same trials, found and ended by the same rules."""
+    search = cfg.search
+    rules: dict[str, Any] = {}
+    if search.method == "optuna":
+        rules |= {k: getattr(search, k) for k in ("method", "trials", "sampler_seed", "startup_trials")}
+        rules["space"] = [str(axis) for axis in axes(cfg)]
+    if search.pruning != "none":
+        rules |= {k: v for k, v in to_json(search).items() if k.startswith("pruning")}
+    parts = [cfg.stage.name, cfg.machine.name, *(t.trial_id for t in trials)]
+    if rules:
+        parts.append(json.dumps(rules, sort_keys=True))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def trial_spec(
     cfg: SweepConfig, trial: PlannedTrial, *, attempt: int, sweep_dir: Path, micro_batch_tokens: int | None = None
 ) -> TrialSpec:
     """The trainer's orders for one attempt. `micro_batch_tokens`: a retry's; None: as configured."""
+    cfg = with_values(cfg, trial.overrides)
     trainer = cfg.trainer
     if micro_batch_tokens is not None:
         trainer = replace(trainer, micro_batch_tokens=micro_batch_tokens)
@@ -146,12 +228,11 @@ def _trial_id(cfg: SweepConfig, trial: PlannedTrial) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:10]
 
 
-def _seeds(cfg: SweepConfig) -> tuple[int, ...]:
+def _seeds(cfg: SweepConfig, points: int) -> tuple[int, ...]:
     """The configured seeds; with `search.trials`, as many further ones as it takes for the grid to reach it."""
-    per_seed = len(cfg.search.prompts_per_step) * len(cfg.search.group_size) * len(cfg.search.lr_scaling)
     if cfg.search.trials is None:
         return cfg.search.seeds
-    wanted = math.ceil(cfg.search.trials / per_seed)
+    wanted = math.ceil(cfg.search.trials / points)
     seeds = list(cfg.search.seeds[:wanted])
     while len(seeds) < wanted:
         seeds.append(max(seeds, default=-1) + 1)
@@ -160,10 +241,16 @@ def _seeds(cfg: SweepConfig) -> tuple[int, ...]:
 
 def _warnings(cfg: SweepConfig) -> tuple[str, ...]:
     found = []
-    if max(cfg.search.group_size) > 8 and min(cfg.search.prompts_per_step) < 8:
+    ends = {axis.key: axis.extremes for axis in axes(cfg)}
+    group, prompts = max(ends["group_size"]), min(ends["prompts_per_step"])
+    if group > 8 and prompts < 8:
         found.append(
-            f"search.group_size grows to {max(cfg.search.group_size)} while prompts_per_step is "
-            f"{min(cfg.search.prompts_per_step)}: returns diminish near G=8, more prompts teach more than more samples "
-            "of the same prompt"
+            f"search.group_size grows to {group} while prompts_per_step is {prompts}: returns diminish near G=8, more "
+            "prompts teach more than more samples of the same prompt"
         )
+    found += [
+        f"search.space varies {key}: such trials are examined differently, and their accuracies do not compare"
+        for key in ends
+        if key.startswith(MEASURED_WITH)
+    ]
     return tuple(found)
