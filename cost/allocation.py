@@ -20,10 +20,14 @@ from cost.schema import MICRO_PER_CARD
 
 OVERHEADS = (
     *("startup", "idle", "teardown", "unassigned", "billing_increment", "unused_commitment"),
-    *("storage", "egress", "requests", "fee", "tax", "credit", "refund", "fx", "adjustment", "purchase"),
+    *("storage", "egress", "requests", "fee", "tax", "credit", "refund", "fx", "adjustment", "purchase", "stopped"),
 )
 """What is not inside a trial. `unassigned` is time in which no sweep was attached to the machine; a `purchase` costs
-nothing by itself, since what was bought is amortised over its time, but it is what is billed."""
+nothing by itself, since what was bought is amortised over its time, but it is what is billed; `stopped` is time in
+which the machine was held and did not run, whether its provider bills that or not."""
+
+TIMED = ("machine", "stopped")
+"""Categories of segments that are split by who held the machine's cards then."""
 
 CATEGORIES = (*PHASES, "lost_work", *(name for name in OVERHEADS if name not in PHASES))
 """Every category there is, in the order of the report's columns."""
@@ -77,20 +81,20 @@ class Allocation:
 
 
 def allocate(facts: LeaseFacts, segments: Sequence[Segment]) -> Allocation:
-    """Split every segment of a lease's charge. Segments of category `machine` are split by who held the cards then;
-    any other goes, as a whole, to the sweeps that were attached last.
+    """Split every segment of a lease's charge. Segments of machine time are split by who held the cards then, or, while
+    the machine was stopped, by who was attached; any other goes, as a whole, to the sweeps that were attached last.
 
     A usage or an attachment that is still open lasts to the end of the last segment.
     """
-    machine = [i for i, s in enumerate(segments) if s.category == "machine" and s.to_ns > s.from_ns]
+    machine = [i for i, s in enumerate(segments) if s.category in TIMED and s.to_ns > s.from_ns]
     weights, oversubscribed = _weights(facts, [(segments[i].from_ns, segments[i].to_ns) for i in machine])
     # The whole time that each usage holds, of which its trial's phases are parts, not only what falls into `segments`.
-    end_ns = max((s.to_ns for s in segments if s.category == "machine"), default=facts.state.from_ns)
+    end_ns = max((s.to_ns for s in segments if s.category in TIMED), default=facts.state.from_ns)
     splits = {u.number: phase_weights(u, end_ns) for u in facts.usages}
     by_number = {u.number: u for u in facts.usages}
     shares: list[Share] = []
     for position, index in enumerate(machine):
-        held = weights[position]
+        held = weights[position] if segments[index].category == "machine" else _stopped(weights[position])
         keys = list(held)
         pico_parts = largest_remainder(segments[index].pico, [held[key] for key in keys])
         for key, pico in zip(keys, pico_parts, strict=True):
@@ -170,6 +174,14 @@ def _weights(facts: LeaseFacts, spans: Sequence[tuple[int, int]]) -> tuple[list[
     return found, oversubscribed
 
 
+def _stopped(weights: Mapping[_Key, int]) -> dict[_Key, int]:
+    """What nobody holds of a machine that does not run is `stopped`, of the sweeps that are attached or of nobody."""
+    found: dict[_Key, int] = defaultdict(int)
+    for (number, sweep_id, category), weight in weights.items():
+        found[(number, sweep_id, category) if number else (0, sweep_id, "stopped")] += weight
+    return found
+
+
 class _Idle:
     """What a sweep's unheld time is called: startup before its first usage, teardown after its last, else idle."""
 
@@ -240,11 +252,14 @@ def _shares_of(
 
 
 def _to_last_sweeps(facts: LeaseFacts, segment: Segment, index: int) -> list[Share]:
-    """What a billing rule adds belongs to those who held the machine last."""
-    lease_id = facts.state.lease.lease_id
-    still = [a for a in facts.attachments if a.to_ns is None]
-    latest = max((a.to_ns or 0 for a in facts.attachments), default=0)
-    last = still or [a for a in facts.attachments if a.to_ns == latest]
+    """What was counted belongs to those who held the machine last; what a billing rule adds, to the last before it."""
+    lease_id, mine, end = facts.state.lease.lease_id, facts.attachments, None
+    if segment.category == "billing_increment":
+        end = segment.from_ns
+        mine = tuple(a for a in mine if a.from_ns < end) or mine
+    still = [a for a in mine if a.to_ns is None or (end is not None and a.to_ns > end)]
+    latest = max((a.to_ns or 0 for a in mine), default=0)
+    last = still or [a for a in mine if a.to_ns == latest]
     sweeps = sorted({a.sweep_id for a in last}) or [""]
     parts = largest_remainder(segment.pico, [1] * len(sweeps))
     return [

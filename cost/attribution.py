@@ -7,24 +7,21 @@ marked unpriced, never lines of zero cost that look like a price.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
-from itertools import pairwise
 from math import floor
-from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from cost import commitments, facts, metered, schema
+from cost import commitments, facts, schema
 from cost.allocation import Allocation, LeaseFacts, Share, UsageFacts, allocate
-from cost.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
+from cost.billing import BillingRule, Segment
+from cost.charging import beside, charged, cut, rates_of, rules_of
 from cost.journal import Journal
 from cost.money import largest_remainder
 from cost.price_kinds import Kinds, PriceKinds
-from cost.prices import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, pico_per_hour
+from cost.prices import PriceBook, PriceRow
 from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
 from cost.status import Spans, invoiced_spans, status_at
 
@@ -32,9 +29,6 @@ BY_BILL = "bill:"
 """What the id of a correction begins with that came from a bill; all others were made by hand."""
 
 BY_HAND = ("by_hand", "corrected")
-
-TAKEN_BACK = "taken_back"
-"""How a lease ended whose machine the provider took back."""
 
 
 @dataclass(frozen=True)
@@ -132,115 +126,11 @@ def attribute(
         spans = invoiced.get(one.state.lease.lease_id, ())
         others = PriceKinds(one.state.lease, rows, book)
         edges = sorted({*cuts, *(edge for span in spans for edge in span), *others.edges})
-        segments = cut(whole, edges, _rates(one.state.lease, rows))
+        segments = cut(whole, edges, rates_of(one.state.lease, rows))
         statuses = [status_at(one.state, s.from_ns, spans) for s in segments]
         kinds = others.of(segments, [bool(_commitment(s)) for s in segments])
         found += _lines(one, _Parts(segments, statuses, kinds), rows, allocate(one, segments))
     return Lines((*found, *lines), usages, tuple(one.state for one in everything))
-
-
-def rules_of(book: PriceBook) -> tuple[BillingRule, ...]:
-    """The billing rules beside a price book. A live table asks for them every second: they are read once per change.
-
-    Raises:
-        PriceError: they cannot be read.
-    """
-    file = Path(book.folder) / "billing.yaml"
-    return _rules_of(book.folder, file.stat().st_mtime_ns if file.exists() else 0)
-
-
-@lru_cache(maxsize=8)
-def _rules_of(folder: str, _changed_ns: int) -> tuple[BillingRule, ...]:
-    return load_rules(folder)
-
-
-def price_series(lease: Lease, book: PriceBook) -> tuple[PriceRow, ...]:
-    """The prices a lease is charged at over time: the series of the row that was quoted when it was opened.
-
-    Empty for a lease that was opened without a price and still has none.
-
-    Raises:
-        MissingPriceError: it had a price when it was opened, and the book has none any more.
-    """
-    quoted = book.by_hash(lease.price_hash) if lease.price_hash else None
-    if quoted is not None:
-        return book.series(quoted.sku, purchase=quoted.purchase, region=quoted.region, kind=quoted.kind)
-    if lease.price_hash is None and lease.sku not in book.skus():
-        return ()
-    return book.series(lease.sku, purchase=lease.purchase, region=lease.region or None)
-
-
-def lease_charge(
-    state: LeaseState, prices: Sequence[PriceRow], rules: Sequence[BillingRule], now_ns: int
-) -> tuple[Segment, ...]:
-    """What a lease has cost, by segment; while it is open, by `now_ns`. Without a price, a segment of nothing."""
-    to_ns = max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
-    if not prices:
-        return (Segment(state.from_ns, to_ns, 0, "machine", ""),)
-    ended: Ended | None = None
-    if state.to_ns is not None:
-        ended = "provider" if state.how == TAKEN_BACK else "user"
-    lease = state.lease
-    rule = rule_for(rules, prices[0].provider, prices[0].purchase)
-    watts = lease.watts if lease.watts is not None else 0
-    return charge(state.from_ns, to_ns, rule=rule, prices=prices, cards=lease.cards, watts=watts, ended=ended)
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What bears on the cost of leases beside their time: commitments, and resources that were counted."""
-
-    used: commitments.Usage
-    counted: Mapping[str, Sequence[metered.Metered]]
-    """By lease."""
-
-
-def beside(
-    ledger: Journal,
-    states: Sequence[LeaseState],
-    now_ns: int,
-    *,
-    cuts: Sequence[int] = (),
-    as_of_ns: int | None = None,
-) -> Beside:
-    """What the books know of it. `states`: all leases."""
-    bought = commitments.load(ledger, as_of_ns)
-    return Beside(commitments.use(bought, states, now_ns, cuts), metered.load(ledger, as_of_ns))
-
-
-def charged(
-    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, beside: Beside
-) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
-    """What a lease has cost, and the price rows that its segments name by hash: its time by its commitment while that
-    lasts, and by the price book else; then the resources that were counted.
-
-    Raises:
-        PriceError: a price or a billing rule is missing that it needs.
-    """
-    time, rows = _time_charged(state, book, rules, now_ns, beside.used.covered.get(state.lease.lease_id))
-    more, of_more = metered.segments(beside.counted.get(state.lease.lease_id, ()), state, book, rules)
-    return (*time, *more), {**rows, **of_more}
-
-
-def _time_charged(
-    state: LeaseState,
-    book: PriceBook,
-    rules: Sequence[BillingRule],
-    now_ns: int,
-    covered: commitments.Covered | None,
-) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
-    if covered is None:
-        prices = price_series(state.lease, book)
-        return lease_charge(state, prices, rules, now_ns), {row.hash: row for row in prices}
-    start, stop = covered.segments[0].from_ns, covered.segments[-1].to_ns
-    end = max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
-    prices = price_series(state.lease, book) if state.from_ns < start or stop < end else ()
-    before, after = tuple[Segment, ...](), tuple[Segment, ...]()
-    if state.from_ns < start:
-        before = lease_charge(replace(state, to_ns=start, how=""), prices, rules, now_ns)
-    if stop < end:
-        after = lease_charge(replace(state, from_ns=stop), prices, rules, now_ns)
-    return (*before, *covered.segments, *after), {row.hash: row for row in prices}
 
 
 def _commitment(segment: Segment) -> str:
@@ -264,49 +154,6 @@ def _unused_lines(used: commitments.Usage, now_ns: int) -> list[Line]:
             )
         )
     return found
-
-
-def cut(
-    segments: Iterable[Segment], cuts: Sequence[int], rate_of: Callable[[Segment], Fraction] | None = None
-) -> list[Segment]:
-    """The same charge in segments that cross no cut.
-
-    `rate_of` gives a segment's price in 1e-12 per nanosecond: the charge up to a cut is then its exact cost, floored,
-    so that what lies before a cut never changes as time goes on. Where the charge is not its time at that rate (time
-    that a rule leaves unbilled), and without rates, a segment is split in proportion to time.
-    """
-    found: list[Segment] = []
-    exact, whole, run_to_ns = Fraction(0), 0, None
-    for segment in segments:
-        inner = cuts[bisect_right(cuts, segment.from_ns) : bisect_left(cuts, segment.to_ns)]
-        edges = [segment.from_ns, *inner, segment.to_ns]
-        lengths = [b - a for a, b in pairwise(edges)]
-        parts = None
-        if segment.from_ns != run_to_ns:
-            exact, whole, run_to_ns = Fraction(0), 0, None
-        if rate_of is not None and segment.paid_ns == segment.to_ns - segment.from_ns:
-            rate = rate_of(segment)
-            totals = [floor(exact + rate * (edge - segment.from_ns)) for edge in edges[1:]]
-            if totals[-1] - whole == segment.pico:
-                parts = [b - a for a, b in pairwise([whole, *totals])]
-                exact += rate * (segment.to_ns - segment.from_ns)
-                whole, run_to_ns = totals[-1], segment.to_ns
-        if parts is None:
-            parts = [segment.pico] if not inner else largest_remainder(segment.pico, lengths)
-        paid = [segment.paid_ns] if not inner else largest_remainder(segment.paid_ns, lengths)
-        for start, length, pico, paid_ns in zip(edges, lengths, parts, paid, strict=False):
-            found.append(replace(segment, from_ns=start, to_ns=start + length, pico=pico, paid_ns=paid_ns))
-    return found
-
-
-def _rates(lease: Lease, rows: Mapping[str, PriceRow]) -> Callable[[Segment], Fraction]:
-    watts = lease.watts if lease.watts is not None else 0
-    per_ns = {
-        digest: pico_per_hour(row, lease.cards, watts) / NS_PER_HOUR
-        for digest, row in rows.items()
-        if row.per in PER_HOUR
-    }
-    return lambda segment: per_ns.get(segment.price_hash, Fraction(0))
 
 
 def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None) -> list[LeaseFacts]:

@@ -10,11 +10,13 @@ from sqlalchemy import select
 
 from cost import schema
 from cost.allocation import CATEGORIES
-from cost.attribution import Beside, Lines, attribute, beside, charged, rules_of
+from cost.attribution import Lines, attribute
 from cost.billing import BillingRule, total
+from cost.charging import Beside, beside, charged, rules_of
 from cost.clock import NS_PER_SECOND
 from cost.closing import closed_months, month_totals
 from cost.ledger import SILENT_NS, Ledger
+from cost.machine_states import RUNNING, state_at
 from cost.money import pico_text
 from cost.output import utc_text
 from cost.prices import PriceBook, PriceError
@@ -156,6 +158,9 @@ def _over_reported(books: _Books) -> Iterator[tuple[str, str]]:
 def _closed(books: _Books) -> Iterator[tuple[str, str]]:
     """No machine and no attempt is left open with nobody looking after it."""
     for state in books.lines.leases:
+        stopped = state_at(books.other.changes, state.lease.lease_id, books.now_ns)
+        if stopped is not None and stopped.state != RUNNING:
+            continue  # A hand stopped it, and keeps it.
         if state.to_ns is None and state.lease.opened_by == "sweep":
             silent = books.now_ns - state.last_heartbeat_ns
             if silent >= SILENT_NS:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from cost.attribution import attribute, beside, charged, rules_of
+from cost.attribution import attribute
 from cost.billing import BillingRule
+from cost.charging import beside, charged, rules_of
 from cost.ledger import Ledger
 from cost.money import Money, pico_text
 from cost.periods import midnight_ns

@@ -9,9 +9,10 @@ from fractions import Fraction
 from functools import partial
 
 from cost import commitments
-from cost.attribution import Beside, beside, charged, rules_of
-from cost.billing import BillingRule, total
+from cost.billing import BillingRule, rule_for, total
+from cost.charging import Beside, beside, charged, rules_of
 from cost.ledger import SILENT_NS, Ledger
+from cost.machine_states import RUNNING, state_at
 from cost.money import Money, rounded
 from cost.output import UNPRICED, utc_text
 from cost.prices import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, in_force, pico_per_hour
@@ -34,11 +35,15 @@ class Held:
     """Still held, and nothing has run on it since then; None: ended, or busy."""
     wasted: Money | None
     """What it has cost since then: since it was last heard of, else since it last had something to do."""
+    doing: str | None = RUNNING
+    """Still held, and in this state (`running`, `stopped` ...); None: ended."""
 
     @property
     def alert(self) -> str | None:
         """A sentence on a machine that costs for nothing, and the command that ends it; None: all is well."""
         lease_id = self.state.lease.lease_id
+        if self.doing != RUNNING and not self.per_day:
+            return None
         if self.unheard_since_ns is not None:
             what = f"no driver has been heard since {utc_text(self.unheard_since_ns)}"
         elif self.idle_since_ns is not None:
@@ -93,24 +98,38 @@ def _held(
         idle_since_ns = None
     if state.to_ns is None and now_ns - state.last_heartbeat_ns >= SILENT_NS:
         unheard_since = state.last_heartbeat_ns
-    segments, rows = charged(state, book, rules, now_ns, at(now_ns))
+    other = at(now_ns)
+    changed = state_at(other.changes, lease.lease_id, now_ns)
+    doing = None if state.to_ns is not None else changed.state if changed else RUNNING
+    segments, rows = charged(state, book, rules, now_ns, other)
     if not all(segment.price_hash for segment in segments):
-        return Held(state, None, None, unheard_since, idle_since_ns, None)
+        return Held(state, None, None, unheard_since, idle_since_ns, None, doing)
     cost = total(segments)
     since = unheard_since if unheard_since is not None else idle_since_ns
     wasted = None if since is None else cost - total(charged(state, book, rules, since, at(since))[0])
-    per_day = int(_hourly(state, tuple(r for r in rows.values() if r.per in PER_HOUR), now_ns, at(now_ns).used) * 24)
+    prices = tuple(r for r in rows.values() if r.per in PER_HOUR)
+    per_day = int(_hourly(state, prices, now_ns, other.used, rules, doing or RUNNING) * 24)
     money = [None if pico is None else Money(pico, lease.currency) for pico in (cost, per_day, wasted)]
-    return Held(state, money[0], money[1], unheard_since, idle_since_ns, money[2])
+    return Held(state, money[0], money[1], unheard_since, idle_since_ns, money[2], doing)
 
 
-def _hourly(state: LeaseState, prices: tuple[PriceRow, ...], now_ns: int, used: commitments.Usage) -> Fraction:
+def _hourly(
+    state: LeaseState,
+    prices: tuple[PriceRow, ...],
+    now_ns: int,
+    used: commitments.Usage,
+    rules: Sequence[BillingRule],
+    doing: str,
+) -> Fraction:
     """What the machine goes on to cost an hour, in 1e-12: its share of a commitment, or its price now."""
     covered, lease = used.covered.get(state.lease.lease_id), state.lease
     if covered is not None and (now_ns < covered.commitment.to_ns or not prices):
         one = covered.commitment
         return Fraction(one.price.pico * lease.cards, one.cards * (one.to_ns - one.from_ns)) * NS_PER_HOUR
-    return pico_per_hour(in_force(prices, now_ns) or prices[-1], lease.cards, lease.watts or Decimal(0))
+    row = in_force(prices, now_ns) or prices[-1]
+    if doing not in rule_for(rules, row.provider, row.purchase).billed_states:
+        return Fraction(0)
+    return pico_per_hour(row, lease.cards, lease.watts or Decimal(0))
 
 
 def _shown(money: Money | None) -> str:

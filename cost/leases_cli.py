@@ -6,6 +6,7 @@ with the hour it came up, and the sweeps of the day attach to it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from cost.held import Held
 
 leases_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Machines held: list them, and open, extend, close them by hand."
+    no_args_is_help=True, add_completion=False, help="Machines held: list them; open, stop, start, close them by hand."
 )
 
 
@@ -43,7 +44,7 @@ def list_leases(
     rows = []
     for held in found:
         state, lease = held.state, held.state.lease
-        until = "held" if state.to_ns is None else utc_text(state.to_ns)[:16]
+        until = _held_as(held) if state.to_ns is None else utc_text(state.to_ns)[:16]
         cost = UNPRICED if held.cost is None else f"{rounded(held.cost.pico, 4)} {held.cost.currency}"
         sweeps = str(len(state.sweeps))
         rows.append((lease.lease_id, lease.machine, lease.sku, utc_text(state.from_ns)[:16], until, sweeps, cost))
@@ -128,6 +129,33 @@ def open_lease(
     typer.echo(lease.lease_id)
 
 
+@leases_app.command("stop")
+def stop_lease(
+    lease_id: str,
+    at: Annotated[str | None, typer.Option(help="Since when: 2026-11-29T18:00 (UTC); default: now.")] = None,
+    state: Annotated[
+        str, typer.Option(help="What it is called in the provider's billed_states; others are not billed.")
+    ] = "stopped",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+) -> None:
+    """A machine does not run, and is kept: by its provider's rule that costs its disks, or all of it, or nothing."""
+    _set_state(lease_id, state, at, root, db, pricing)
+
+
+@leases_app.command("start")
+def start_lease(
+    lease_id: str,
+    at: Annotated[str | None, typer.Option(help="Since when: 2026-11-30T08:00 (UTC); default: now.")] = None,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+) -> None:
+    """A machine that was stopped runs again; providers bill a minimum at every start."""
+    _set_state(lease_id, "running", at, root, db, pricing)
+
+
 @leases_app.command("extend")
 def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> None:
     """Say that a machine is still held: a heartbeat by hand."""
@@ -191,6 +219,22 @@ def close_lease(
         ledger.close_lease(lease_id, how, at_ns=at_ns, released=released)
 
 
+def _set_state(lease_id: str, state: str, at: str | None, root: Path, db: str | None, pricing: Path | None) -> None:
+    from cost.charging import rules_of
+    from cost.machine_states import Change, set_state
+    from cost.periods import instant_in, zone_of
+    from cost.prices import PriceBook
+
+    with opened(root, db, write=True) as ledger:
+        ledger.close_dead()
+        at_ns = ledger.now_ns() if at is None else instant_in(at, zone_of("UTC"))
+        set_state(ledger, Change(lease_id, state, at_ns), rules_of(PriceBook.load(pricing)))
+
+
+def _held_as(held: Held) -> str:
+    return "held" if held.doing == "running" else f"held, {held.doing}"
+
+
 def _body(held: Held) -> dict[str, Any]:
     from cost.money import Money, pico_text
     from cost.output import UNPRICED, utc_text
@@ -216,6 +260,7 @@ def _body(held: Held) -> dict[str, Any]:
         "opened_by": lease.opened_by,
         "from": moment(state.from_ns),
         "to": moment(state.to_ns),
+        "state": held.doing,
         "how": state.how,
         "released": state.released,
         "sweeps": list(state.sweeps),

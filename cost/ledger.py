@@ -7,28 +7,23 @@ driver's clock dates them. Nothing here knows a price or adds up money.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC
 from decimal import Decimal
 from pathlib import Path
 
 from sqlalchemy import Connection, func, select
 
-from cost import facts, schema
-from cost.allocation import CATEGORIES
+from cost import facts, machine_states, schema
 from cost.clock import NS_PER_SECOND, Clock, SystemClock
+from cost.entries import Entries
 from cost.facts import canonical
-from cost.journal import Journal
 from cost.money import Money, MoneyError, checked_currency
-from cost.periods import period_name
-from cost.prices import PriceRow, as_mapping, read_row
+from cost.prices import instant_text
 from cost.records import (
     FORECASTS,
     OUTCOMES,
     PHASES,
-    Correction,
     IntegrityError,
     Lease,
     LeaseState,
@@ -45,7 +40,7 @@ SILENT_NS = 6 * HEARTBEAT_NS
 """A driver on another host that has said nothing for so long is taken for dead."""
 
 
-class Ledger(Journal):
+class Ledger(Entries):
     """An open ledger. Use it as a context manager, or `close` it. Threads may share one; they take turns."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -160,12 +155,22 @@ class Ledger(Journal):
         return next((state for state in states if state.to_ns is None), None)
 
     def attach(self, lease_id: str, sweep_id: str) -> None:
-        """From now on this sweep answers for its share of the lease. Attached already: nothing changes."""
+        """From now on this sweep answers for its share of the lease. Attached already: nothing changes.
+
+        Raises:
+            IntegrityError: the lease is closed, or its machine is stopped.
+        """
         with self._write() as connection:
             self._store.lock(connection, f"lease {lease_id}")
             state = self._lease(connection, lease_id)
             if state.to_ns is not None:
                 raise IntegrityError(f"lease {lease_id} is closed ({state.how}); open a new one for sweep {sweep_id}")
+            now = machine_states.state_at(machine_states.load(self), lease_id, self.now_ns())
+            if now is not None and now.state != machine_states.RUNNING:
+                raise IntegrityError(
+                    f"lease {lease_id} is {now.state} since {instant_text(now.at_ns)}; if its machine runs again, say "
+                    f"since when: python -m cost leases start {lease_id} --at 2026-11-29T18:00"
+                )
             if sweep_id not in state.sweeps:
                 row = {"lease_id": lease_id, "sweep_id": sweep_id, "from_ns": max(self.now_ns(), state.from_ns)}
                 connection.execute(schema.attachment.insert(), row | self._signature())
@@ -358,80 +363,10 @@ class Ledger(Journal):
                 closed.append(replace(usage, to_ns=to_ns, outcome="LOST", end_estimated=True))
         return closed
 
-    # Corrections ------------------------------------------------------------------------------------------------------
-
-    def add_correction(self, correction: Correction) -> bool:
-        """An entry that changes what a lease cost, up or down. Returns False where it was there already.
-
-        Raises:
-            LedgerError: its category or currency is none, or no reason is given.
-            IntegrityError: no such lease, another currency, or the same id with another content.
-        """
-        checked_currency(correction.currency)
-        if correction.category not in CATEGORIES:
-            raise LedgerError(f"{correction.category!r} is no category; one of {', '.join(CATEGORIES)}")
-        if not correction.reason.strip():
-            raise LedgerError(f"correction {correction.correction_id} needs a reason")
-        table = schema.correction
-        with self._write() as connection:
-            state = self._lease(connection, correction.lease_id)
-            if correction.currency != state.lease.currency:
-                raise IntegrityError(f"lease {correction.lease_id} is in {state.lease.currency}: correct it in that")
-            known = connection.execute(select(table).where(table.c.correction_id == correction.correction_id)).first()
-            if known is not None:
-                if all(getattr(known, name) == value for name, value in asdict(correction).items()):
-                    return False
-                raise IntegrityError(f"correction {correction.correction_id} was written before with another content")
-            connection.execute(table.insert(), asdict(correction) | self._signature())
-            return True
-
-    # Prices and closed months -----------------------------------------------------------------------------------------
-
-    def remember_prices(self, rows: Iterable[PriceRow]) -> None:
-        """Keep price rows as they are now, so that an old report can be made again when the price book has changed."""
-        with self._write() as connection:
-            values = [
-                {"price_hash": row.hash, "body": canonical(as_mapping(row)), **self._signature()}
-                for row in {row.hash: row for row in rows}.values()
-            ]
-            if values:
-                self._insert_new(connection, schema.price, values)
-
-    def remembered_prices(self, as_of_ns: int | None = None) -> list[PriceRow]:
-        """The price rows kept (by a moment), oldest first."""
-        table = schema.price
-        query = select(table.c.body, table.c.price_hash).order_by(table.c.written_ns, table.c.price_hash)
-        if as_of_ns is not None:
-            query = query.where(table.c.written_ns <= as_of_ns)
-        with self._store.read() as connection:
-            return [read_row(json.loads(r.body), f"price {r.price_hash}") for r in connection.execute(query)]
-
-    def freeze(self, period: str) -> None:
-        """From now on nothing is opened, closed or ended within this month (`2026-11`, UTC): only corrected."""
-        with self._write() as connection:
-            self._insert_new(connection, schema.closed_period, [{"period": period, **self._signature()}])
-
-    def frozen_periods(self) -> list[str]:
-        """Months that are closed, oldest first."""
-        with self._store.read() as connection:
-            return list(connection.execute(select(schema.closed_period.c.period).order_by("period")).scalars())
-
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         self._usage_ids.clear()
-
-    def _refuse_frozen(self, connection: Connection, at_ns: int, what: str) -> None:
-        period = period_name(at_ns, "month", UTC)
-        query = select(schema.closed_period.c.period).where(schema.closed_period.c.period == period)
-        if connection.execute(query).first() is not None:
-            raise IntegrityError(f"{what} in {period}: that month is closed; write a correction instead")
-
-    def _lease(self, connection: Connection, lease_id: str) -> LeaseState:
-        found = facts.lease_states(connection, lease_id=lease_id)
-        if not found:
-            raise IntegrityError(f"there is no lease {lease_id}; `python -m cost leases list` shows those there are")
-        return found[0]
 
     def _detach(self, connection: Connection, lease_id: str, sweep_id: str, to_ns: int, how: str) -> None:
         start, end = schema.attachment, schema.detachment

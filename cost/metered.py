@@ -15,9 +15,10 @@ from itertools import pairwise
 
 from cost.billing import BillingRule, Segment, quantity_pico, rule_for, storage_pico
 from cost.journal import Journal
+from cost.machine_states import RUNNING, Stretch
 from cost.periods import period_name
 from cost.prices import MissingPriceError, PriceBook, PriceRow, add_command, in_force, instant_text
-from cost.records import IntegrityError, LeaseState, LedgerError
+from cost.records import IntegrityError, LedgerError
 
 STREAM = "metered"
 CATEGORY = {"gib_month": "storage", "gib": "egress", "request": "requests", "one_off": "fee"}
@@ -74,9 +75,11 @@ def load(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[Metered
 
 
 def segments(
-    counted: Sequence[Metered], state: LeaseState, book: PriceBook, rules: Sequence[BillingRule]
+    counted: Sequence[Metered], parts: Sequence[Stretch], book: PriceBook, rules: Sequence[BillingRule]
 ) -> tuple[list[Segment], Mapping[str, PriceRow]]:
     """What it costs, and the price rows by hash. A price that changes while something is kept splits it.
+
+    `parts`: what its machine did while it was held.
 
     Raises:
         PriceError: a price or a billing rule is missing.
@@ -85,7 +88,7 @@ def segments(
     rows: dict[str, PriceRow] = {}
     for one in counted:
         series = book.series(one.sku, purchase=one.purchase, region=one.region, kind=one.kind)
-        for start, stop, row in _pieces(one, state, series, rules):
+        for start, stop, row in _pieces(one, parts, series, rules):
             rows[row.hash] = row
             if row.per == "gib_month":
                 rule = rule_for(rules, row.provider, row.purchase)
@@ -97,7 +100,7 @@ def segments(
 
 
 def _pieces(
-    one: Metered, state: LeaseState, series: tuple[PriceRow, ...], rules: Sequence[BillingRule]
+    one: Metered, parts: Sequence[Stretch], series: tuple[PriceRow, ...], rules: Sequence[BillingRule]
 ) -> list[tuple[int, int, PriceRow]]:
     first = in_force(series, one.from_ns)
     if first is None:
@@ -107,12 +110,14 @@ def _pieces(
     if first.per != "gib_month":
         # What is counted and not kept is charged at one moment.
         return [(one.from_ns, one.to_ns, first)]
-    start, stop = one.from_ns, one.to_ns
+    kept = [(one.from_ns, one.to_ns)]
     if rule_for(rules, first.provider, first.purchase).storage_rule == "while_running":
-        start, stop = max(start, state.from_ns), min(stop, stop if state.to_ns is None else state.to_ns)
-    edges = sorted({start, stop, *(row.from_ns for row in series if start < row.from_ns < stop)})
+        running = [part for part in parts if part.state == RUNNING]
+        kept = [(max(one.from_ns, part.from_ns), min(one.to_ns, part.to_ns)) for part in running]
     pieces = []
-    for a, b in pairwise(edges):
-        row = in_force(series, a)
-        pieces.append((a, b, row if row is not None else pieces[-1][2] if pieces else first))
-    return [piece for piece in pieces if piece[0] < piece[1]] if start < stop else []
+    for start, stop in kept:
+        edges = sorted({start, stop, *(row.from_ns for row in series if start < row.from_ns < stop)})
+        for a, b in pairwise(edges) if start < stop else ():
+            row = in_force(series, a)
+            pieces.append((a, b, row if row is not None else pieces[-1][2] if pieces else first))
+    return pieces

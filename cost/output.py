@@ -28,19 +28,22 @@ UNPRICED = "UNPRICED"
 
 _LABELS_BEFORE = ("prompts_per_step", "group_size", "lr", "lr_scaling", "steps")
 _LABELS_AFTER = ("acc", "acc_ci_low", "acc_ci_high")
+_CATEGORIES_SINCE = ("stopped",)
+"""Categories that came after the columns behind them had their place."""
 _COSTS = tuple(name for name in COSTS if name != "billed_cost")
 
 COLUMNS = (
     *("row", "sweep_id", "trial_id", "stage", "state", "attempts", "machine", "sku", "cards"),
     *_LABELS_BEFORE,
     "card_hours",
-    *CATEGORIES,
+    *(name for name in CATEGORIES if name not in _CATEGORIES_SINCE),
     "rounding",
     *("cost", "billed_cost", "currency"),
     *_LABELS_AFTER,
     "cost_per_acc_point",
     *FORECASTS,
     *_COSTS,
+    *_CATEGORIES_SINCE,
     *("price_source", "flags"),
 )
 """The CSV's columns, explained one by one in docs/cost-report.md. They are only ever added to, before the last two."""

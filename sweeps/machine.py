@@ -16,7 +16,7 @@ from cost.ledger import Ledger
 from cost.money import Money
 from cost.power import measured_watts
 from cost.prices import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
-from cost.records import FORECASTS, Lease
+from cost.records import FORECASTS, Lease, LedgerError
 from sweeps.config import CONF_DIR, ConfigError
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime
@@ -118,7 +118,11 @@ def draws_power(pricing: Pricing) -> bool:
 
 
 def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Pricing) -> str:
-    """Attach to the machine's open lease, or open one. A simulated machine is never a real one's instance."""
+    """Attach to the machine's open lease, or open one. A simulated machine is never a real one's instance.
+
+    Raises:
+        ConfigError: the machine's lease says that it is stopped.
+    """
     simulated = cfg.trainer.name == "simulated"
     instance = machine_instance(cfg, sweep_id)
     with ledger.transaction():
@@ -152,7 +156,10 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
             lease_id = lease.lease_id
         else:
             lease_id = state.lease.lease_id
-        ledger.attach(lease_id, sweep_id)
+        try:
+            ledger.attach(lease_id, sweep_id)
+        except LedgerError as error:
+            raise ConfigError(f"machine={cfg.machine.name}: {error}") from error
     return lease_id
 
 

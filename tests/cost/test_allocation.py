@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost.allocation import CATEGORIES, LeaseFacts, UsageFacts, allocate
-from cost.attribution import cut
 from cost.billing import Segment
+from cost.charging import cut
 from cost.records import OUTCOMES, PHASES, Attachment, Lease, LeaseState, Usage, UsageKey
 from cost.schema import MICRO_PER_CARD
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 from cost import schema
-from cost.attribution import cut, lease_charge
 from cost.billing import BillingRule
+from cost.charging import cut, lease_charge
 from cost.check import run_checks
 from cost.clock import NS_PER_SECOND
 from cost.closing import book_as_of, changes_since, close_month, closed_months, month_bounds

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost import focus
-from cost.attribution import attribute, cut
+from cost.attribution import attribute
 from cost.billing import BillingRule, charge
+from cost.charging import cut
 from cost.clock import NS_PER_SECOND
 from cost.commitments import Commitment, add
 from cost.grouping import Scope, grouped_report

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cost.billing import load_rules
 from cost.chargeback import Chargeback, sweeps_chargeback
 from cost.ledger import Ledger
+from cost.machine_states import Change, set_state
 from cost.power import STREAM
-from sweeps.config import compose
+from sweeps.config import ConfigError, compose
 from sweeps.machine import find_price, hold_machine, machine_instance
 
 CHARGED = ["budget.owner=ann", "budget.project=ladder", "budget.cost_center=k17", "+budget.tags.team=rl"]
@@ -46,3 +48,12 @@ def test_own_hardware_is_priced_by_what_it_drew_last_time_and_else_by_what_is_co
     assert ledger.lease_state(hold_machine(cfg, ledger, "s2", pricing)).lease.watts == Decimal("311.5")
     simulated = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, name="simulated"))
     assert ledger.lease_state(hold_machine(simulated, ledger, "s3", pricing)).lease.watts == 65
+
+
+def test_a_machine_that_the_books_have_as_stopped_is_refused_with_the_command_that_starts_it(ledger):
+    cfg = compose(["+stage=smoke"])
+    lease_id = hold_machine(cfg, ledger, "s1", find_price(cfg))
+    set_state(ledger, Change(lease_id, "stopped", ledger.now_ns()), load_rules())
+    with pytest.raises(ConfigError, match=rf"machine=cpu: lease {lease_id} is stopped since .*leases start {lease_id}"):
+        hold_machine(cfg, ledger, "s2", find_price(cfg))
+    assert set(sweeps_chargeback(ledger)) == {"s1"}, "nothing of the refused sweep was written"

@@ -1,0 +1,89 @@
+"""What is kept beside the facts of leases: corrections, the price rows that were used, the months that are closed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC
+
+from sqlalchemy import Connection, select
+
+from cost import facts, schema
+from cost.allocation import CATEGORIES
+from cost.facts import canonical
+from cost.journal import Journal
+from cost.money import checked_currency
+from cost.periods import period_name
+from cost.prices import PriceRow, as_mapping, read_row
+from cost.records import Correction, IntegrityError, LeaseState, LedgerError
+
+
+class Entries(Journal):
+    """A journal with these entries. Each is written once and never changed."""
+
+    def add_correction(self, correction: Correction) -> bool:
+        """An entry that changes what a lease cost, up or down. Returns False where it was there already.
+
+        Raises:
+            LedgerError: its category or currency is none, or no reason is given.
+            IntegrityError: no such lease, another currency, or the same id with another content.
+        """
+        checked_currency(correction.currency)
+        if correction.category not in CATEGORIES:
+            raise LedgerError(f"{correction.category!r} is no category; one of {', '.join(CATEGORIES)}")
+        if not correction.reason.strip():
+            raise LedgerError(f"correction {correction.correction_id} needs a reason")
+        table = schema.correction
+        with self._write() as connection:
+            state = self._lease(connection, correction.lease_id)
+            if correction.currency != state.lease.currency:
+                raise IntegrityError(f"lease {correction.lease_id} is in {state.lease.currency}: correct it in that")
+            known = connection.execute(select(table).where(table.c.correction_id == correction.correction_id)).first()
+            if known is not None:
+                if all(getattr(known, name) == value for name, value in asdict(correction).items()):
+                    return False
+                raise IntegrityError(f"correction {correction.correction_id} was written before with another content")
+            connection.execute(table.insert(), asdict(correction) | self._signature())
+            return True
+
+    def remember_prices(self, rows: Iterable[PriceRow]) -> None:
+        """Keep price rows as they are now, so that an old report can be made again when the price book has changed."""
+        with self._write() as connection:
+            values = [
+                {"price_hash": row.hash, "body": canonical(as_mapping(row)), **self._signature()}
+                for row in {row.hash: row for row in rows}.values()
+            ]
+            if values:
+                self._insert_new(connection, schema.price, values)
+
+    def remembered_prices(self, as_of_ns: int | None = None) -> list[PriceRow]:
+        """The price rows kept (by a moment), oldest first."""
+        table = schema.price
+        query = select(table.c.body, table.c.price_hash).order_by(table.c.written_ns, table.c.price_hash)
+        if as_of_ns is not None:
+            query = query.where(table.c.written_ns <= as_of_ns)
+        with self._store.read() as connection:
+            return [read_row(json.loads(r.body), f"price {r.price_hash}") for r in connection.execute(query)]
+
+    def freeze(self, period: str) -> None:
+        """From now on nothing is opened, closed or ended within this month (`2026-11`, UTC): only corrected."""
+        with self._write() as connection:
+            self._insert_new(connection, schema.closed_period, [{"period": period, **self._signature()}])
+
+    def frozen_periods(self) -> list[str]:
+        """Months that are closed, oldest first."""
+        with self._store.read() as connection:
+            return list(connection.execute(select(schema.closed_period.c.period).order_by("period")).scalars())
+
+    def _refuse_frozen(self, connection: Connection, at_ns: int, what: str) -> None:
+        period = period_name(at_ns, "month", UTC)
+        query = select(schema.closed_period.c.period).where(schema.closed_period.c.period == period)
+        if connection.execute(query).first() is not None:
+            raise IntegrityError(f"{what} in {period}: that month is closed; write a correction instead")
+
+    def _lease(self, connection: Connection, lease_id: str) -> LeaseState:
+        found = facts.lease_states(connection, lease_id=lease_id)
+        if not found:
+            raise IntegrityError(f"there is no lease {lease_id}; `python -m cost leases list` shows those there are")
+        return found[0]
