@@ -16,31 +16,32 @@ from cost.ledger import Ledger
 from rl.tasks.evaluation import average_at_k
 from sweeps.journal import SweepRecord, load, sweep_ids
 from sweeps.metrics import step_metrics
+from sweeps.words import Reports, reports
 
 
-def newest_smoke(root: Path) -> SweepRecord:
+def newest_smoke(root: Path) -> tuple[SweepRecord, dict[str, Reports]]:
     with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
         for sweep_id in reversed(sweep_ids(ledger)):
             record = load(ledger, sweep_id)
             if record.stage == "smoke" and not record.simulated and not record.unfinished:
-                return record
+                return record, reports(ledger, sweep_id)
     raise SystemExit(f"no finished smoke under {root}: run `python sweep.py +stage=smoke` first")
 
 
-def print_figures(record: SweepRecord) -> None:
+def print_figures(record: SweepRecord, said: dict[str, Reports]) -> None:
     print(f"{record.sweep_id} on {platform.processor() or platform.machine()}, model {record.config['model']['kind']}")
     for trial in record.trials.values():
-        steps = [trial.steps[n] for n in sorted(trial.steps)]
-        before, after = trial.evaluations[0], trial.evaluations[max(trial.evaluations)]
+        evaluations = said[trial.trial_id].evaluations
+        before, after = evaluations[0], evaluations[max(evaluations)]
         a, b = average_at_k(before.results), average_at_k(after.results)
-        seconds = statistics.median(s.wall_ns / 1e9 for s in steps)
+        seconds = statistics.median(s.wall_ns / 1e9 for s in said[trial.trial_id].steps.values())
         print(
             f"  {trial.planned.label:<16} lr {trial.planned.lr:.1e}  {seconds:5.1f} s a step (median)  "
             f"acc {a.value:.2f} [{a.low:.2f}, {a.high:.2f}] -> {b.value:.2f} [{b.low:.2f}, {b.high:.2f}]"
         )
 
 
-def draw(record: SweepRecord, out: Path) -> None:
+def draw(record: SweepRecord, said: dict[str, Reports], out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -50,7 +51,7 @@ def draw(record: SweepRecord, out: Path) -> None:
     figure, axes = plt.subplots(1, len(shown), figsize=(11, 3.5), layout="constrained")
     for axis, (name, title) in zip(axes, shown, strict=True):
         for trial in record.trials.values():
-            rows = [(n, step_metrics(trial.steps[n], 1).get(name)) for n in sorted(trial.steps)]
+            rows = [(n, step_metrics(s, 1).get(name)) for n, s in sorted(said[trial.trial_id].steps.items())]
             defined = [(n, v) for n, v in rows if v is not None]
             label = f"{trial.planned.label}, lr {trial.planned.lr:.0e}"
             axis.plot([n for n, _ in defined], [v for _, v in defined], marker=".", linewidth=1.2, label=label)
@@ -67,9 +68,9 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path("docs/img/smoke.png"))
     arguments = parser.parse_args()
-    record = newest_smoke(arguments.root)
-    print_figures(record)
-    draw(record, arguments.out)
+    record, said = newest_smoke(arguments.root)
+    print_figures(record, said)
+    draw(record, said, arguments.out)
     print(f"drawn to {arguments.out}")
 
 

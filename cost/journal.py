@@ -28,10 +28,10 @@ class Journal(Driver):
         Raises:
             IntegrityError: the stream has an entry of this key with another kind or body.
         """
-        return self.append_events(stream, [NewEvent(kind, body, key)]) == 1
+        return bool(self.append_events(stream, [NewEvent(kind, body, key)]))
 
-    def append_events(self, stream: str, events: Sequence[NewEvent]) -> int:
-        """Add entries to a journal, all or none, in this order. Returns how many of them were not there yet.
+    def append_events(self, stream: str, events: Sequence[NewEvent]) -> list[StoredEvent]:
+        """Add entries to a journal, all or none, in this order. Returns those that were not there yet.
 
         Raises:
             IntegrityError: the stream has an entry of one of these keys with another kind or body.
@@ -60,7 +60,13 @@ class Journal(Driver):
             ]
             if rows:
                 connection.execute(table.insert(), rows)
-            return len(rows)
+        bodies = {event.key: event.body for event in events}
+        return [
+            StoredEvent(
+                row["sequence"], stream, row["kind"], row["at_ns"], self.driver_id, bodies[row["key"]], row["key"]
+            )
+            for row in rows
+        ]
 
     def events(self, stream: str, after: int = 0, *, without: Collection[str] = ()) -> Iterator[StoredEvent]:
         """The entries of a journal with a sequence above `after`, in order, but for those of some kinds.

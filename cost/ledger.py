@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, func, select
 
@@ -266,30 +267,47 @@ class Ledger(Entries):
             IntegrityError: report `sequence` came before with another content.
             LedgerError: a duration is negative, or no such kind of phase is known.
         """
-        for kind, value in card_ns.items():
-            if kind not in PHASES:
-                raise LedgerError(f"{kind!r} is no phase; one of {', '.join(PHASES)}")
-            if type(value) is not int or value < 0:
-                raise LedgerError(f"phase {kind} of {key} lasted {value!r} card-nanoseconds: not a whole number >= 0")
-        given = {kind: value for kind, value in card_ns.items() if value}
-        if not given:
-            return
-        table = schema.phase
+        self.add_phases_of([(key, sequence, card_ns)])
+
+    def add_phases_of(self, reports: Sequence[tuple[UsageKey, int, Mapping[str, int]]]) -> None:
+        """`add_phases` for many reports at once, all or none."""
+        for key, _, card_ns in reports:
+            _check_phases(key, card_ns)
         with self._write() as connection:
-            usage_id, now = self._usage_id(connection, key), self.now_ns()
+            now = self.now_ns()
             rows = [
-                {"usage_id": usage_id, "kind": kind, "sequence": sequence, "card_ns": value, "written_ns": now}
-                for kind, value in given.items()
+                [
+                    {"usage_id": usage_id, "kind": kind, "sequence": number, "card_ns": value, "written_ns": now}
+                    for kind, value in card_ns.items()
+                    if value
+                ]
+                for (key, number, card_ns), usage_id in zip(
+                    reports, [self._usage_id(connection, key) for key, _, _ in reports], strict=True
+                )
             ]
-            inserted = self._insert_new(connection, table, rows)
-            if inserted == len(rows):
-                return
-            query = select(table.c.kind, table.c.card_ns).where(
-                table.c.usage_id == usage_id, table.c.sequence == sequence
-            )
-            known = {row.kind: row.card_ns for row in connection.execute(query)}
-            if known != given or inserted:
-                raise IntegrityError(f"report {sequence} of {key} came before as {known}, and now as {given}")
+            if len(reports) > 1:
+                together = [row for of_report in rows for row in of_report]
+                attempt = connection.begin_nested()
+                if not together or self._insert_new(connection, schema.phase, together) == len(together):
+                    attempt.commit()
+                    return
+                attempt.rollback()  # something is there already: one by one, to tell what
+            for (key, _, _), of_report in zip(reports, rows, strict=True):
+                if of_report:
+                    self._insert_phases(connection, key, of_report)
+
+    def _insert_phases(self, connection: Connection, key: UsageKey, rows: list[dict[str, Any]]) -> None:
+        table, number = schema.phase, rows[0]["sequence"]
+        inserted = self._insert_new(connection, table, rows)
+        if inserted == len(rows):
+            return
+        query = select(table.c.kind, table.c.card_ns).where(
+            table.c.usage_id == rows[0]["usage_id"], table.c.sequence == number
+        )
+        known = {row.kind: row.card_ns for row in connection.execute(query)}
+        given = {row["kind"]: row["card_ns"] for row in rows}
+        if known != given or inserted:
+            raise IntegrityError(f"report {number} of {key} came before as {known}, and now as {given}")
 
     def end_usage(self, key: UsageKey, outcome: str, *, at_ns: int | None = None, end_estimated: bool = False) -> None:
         """The attempt's cards are free again. Ended before: nothing changes, if it ended in the same way.
@@ -417,6 +435,14 @@ def _micro(cards: Decimal | int) -> int:
     if not scaled.is_finite() or scaled != scaled.to_integral_value() or scaled <= 0:
         raise LedgerError(f"{cards} is no number of cards; write one above 0 with at most six decimal places")
     return int(scaled)
+
+
+def _check_phases(key: UsageKey, card_ns: Mapping[str, int]) -> None:
+    for kind, value in card_ns.items():
+        if kind not in PHASES:
+            raise LedgerError(f"{kind!r} is no phase; one of {', '.join(PHASES)}")
+        if type(value) is not int or value < 0:
+            raise LedgerError(f"phase {kind} of {key} lasted {value!r} card-nanoseconds: not a whole number >= 0")
 
 
 def _check_lease(lease: Lease, now_ns: int) -> None:

@@ -200,20 +200,17 @@ def _status_row(record: SweepRecord) -> dict[str, Any]:
 
 
 def _trial_row(trial: TrialRecord) -> dict[str, Any]:
-    from sweeps.metrics import eval_accuracy
-
-    evaluation = trial.last_evaluation
     return {
         "trial": trial.trial_id,
         "state": str(trial.state),
         "attempts": len(trial.attempts),
-        "step": max(trial.steps, default=0),
+        "step": trial.summary.step,
         "prompts_per_step": trial.planned.prompts_per_step,
         "group_size": trial.planned.group_size,
         "lr": trial.planned.lr,
         "lr_scaling": list(trial.planned.names),
         "seed": trial.planned.seed,
-        "acc": eval_accuracy(evaluation) if evaluation else None,
+        "acc": trial.summary.acc,
         "checkpoint": trial.checkpoint.path if trial.checkpoint else None,
     }
 

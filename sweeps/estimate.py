@@ -6,9 +6,12 @@ the model's size is unknown.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,23 +128,24 @@ def sweep_seconds(plan: Plan, cfg: SweepConfig, time: StepTime) -> float:
 
 
 def _step_p50_p90(record: SweepRecord) -> tuple[float, float]:
-    """Of every step that was done for the first time. By nearest rank: a step that was seen, not one in between."""
-    seconds = sorted(
-        s.wall_ns / NS_PER_SECOND / (trial.planned.prompts_per_step * trial.planned.group_size)
-        for trial in record.trials.values()
-        for s in trial.steps.values()
-        if not s.replay
-    )
-    p50, p90 = (seconds[math.ceil(share * len(seconds)) - 1] for share in (0.5, 0.9))
+    """Of every step that was done for the first time, to three digits of its wall clock."""
+    counted: Counter[float] = Counter()
+    for trial in record.trials.values():
+        completions = trial.planned.prompts_per_step * trial.planned.group_size
+        for wall_ns, times in trial.summary.step_times.items():
+            counted[float(wall_ns) / NS_PER_SECOND / completions] += times
+    seconds = sorted(counted)
+    up_to = list(itertools.accumulate(counted[s] for s in seconds))
+    p50, p90 = (seconds[bisect.bisect_left(up_to, math.ceil(share * up_to[-1]))] for share in (0.5, 0.9))
     return p50, p90
 
 
 def _of_trial(trial: TrialRecord) -> tuple[float, float] | None:
-    steps = [s for s in trial.steps.values() if not s.replay]
-    if not steps or trial.started is None:
+    summary = trial.summary
+    if not summary.step or summary.started is None:
         return None
-    completions = len(steps) * trial.planned.prompts_per_step * trial.planned.group_size
-    fixed_ns = sum(trial.started.phase_card_ns.values()) // trial.started.cards
-    fixed_ns += sum(e.wall_ns for e in trial.evaluations.values())
-    fixed_ns += trial.checkpoint.wall_ns if trial.checkpoint else 0
-    return sum(s.wall_ns for s in steps) / NS_PER_SECOND / completions, fixed_ns / NS_PER_SECOND
+    completions = summary.step * trial.planned.prompts_per_step * trial.planned.group_size
+    fixed_ns = sum(summary.started.phase_card_ns.values()) // summary.started.cards
+    fixed_ns += summary.evaluation_wall_ns
+    fixed_ns += summary.checkpoint.wall_ns if summary.checkpoint else 0
+    return summary.wall_ns / NS_PER_SECOND / completions, fixed_ns / NS_PER_SECOND

@@ -5,14 +5,13 @@ A gate is open when no check fails. A check that has nothing to judge says so (`
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rl.spec import Mean, StepReport
 from rl.tasks.evaluation import paired_difference
 from sweeps.config_types import GateConfig
 from sweeps.journal import SweepRecord, TrialRecord, TrialState
+from sweeps.summary import Worst
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> Verdict:
 
 def _all_steps_done(record: SweepRecord, steps: int) -> Check:
     short = [
-        f"{t.trial_id} ({t.state}, step {max(t.steps, default=0)} of {steps})"
+        f"{t.trial_id} ({t.state}, step {t.summary.step} of {steps})"
         for t in record.trials.values()
-        if t.state is not TrialState.COMPLETED or max(t.steps, default=0) < steps
+        if t.state is not TrialState.COMPLETED or t.summary.step < steps
     ]
     if short:
         return Check("all steps done", False, "not finished: " + ", ".join(short))
@@ -68,42 +67,41 @@ def _all_steps_done(record: SweepRecord, steps: int) -> Check:
 
 def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> Check:
     """On the first update of a rollout nothing has moved yet: pi/pi_old has to be 1."""
-    worst: tuple[float, str] | None = None
-    for trial, step in _steps(record):
-        first = step.curves.updates[0].ratio.value if step.curves.updates else None
-        if first is not None and step.staleness == 0:
-            distance = abs(first - 1.0) if math.isfinite(first) else math.inf
-            if worst is None or distance > worst[0]:
-                worst = (distance, f"{trial.trial_id} step {step.step}")
+    name = "ratio 1 on the first update"
+    worst = _worst((t, t.summary.ratio_off) for t in record.trials.values())
     if worst is None:
-        return Check("ratio 1 on the first update", None, "no step had an update on fresh rollouts")
+        return Check(name, None, "no step had an update on fresh rollouts")
     where = f"largest distance {worst[0]:.2g} ({worst[1]}), allowed {tolerance:g}"
-    return Check("ratio 1 on the first update", worst[0] <= tolerance, where)
+    return Check(name, worst[0] <= tolerance, where)
 
 
 def _sampler_agrees(record: SweepRecord, limit: float) -> Check:
     """What sampled and what is trained are the same policy up to rounding; stale weights differ by far more."""
-    worst: tuple[float, str] | None = None
-    for trial, step in _steps(record):
-        value = step.curves.logp_diff.value
-        if value is not None and step.staleness == 0:
-            distance = value if math.isfinite(value) else math.inf
-            if worst is None or distance > worst[0]:
-                worst = (distance, f"{trial.trial_id} step {step.step}")
+    name = "sampler agrees with learner"
+    worst = _worst((t, t.summary.logp_diff) for t in record.trials.values())
     if worst is None:
-        return Check("sampler agrees with learner", None, "no step had fresh rollouts")
+        return Check(name, None, "no step had fresh rollouts")
     where = f"largest mean |dlogp| {worst[0]:.2g} ({worst[1]}), allowed {limit:g}"
-    return Check("sampler agrees with learner", worst[0] <= limit, where)
+    return Check(name, worst[0] <= limit, where)
+
+
+def _worst(found: Iterable[tuple[TrialRecord, Worst | None]]) -> tuple[float, str] | None:
+    """The largest over the trials, and where it was; the first of equals."""
+    known = [(worst, trial) for trial, worst in found if worst is not None]
+    if not known:
+        return None
+    worst, trial = max(known, key=lambda one: one[0].value)
+    return worst.value, f"{trial.trial_id} step {worst.step}"
 
 
 def _accuracy_held(record: SweepRecord) -> Check:
     """At least one trial did not lose accuracy: its paired difference by question does not lie below 0 (95 %)."""
     judged, fell = 0, []
     for trial in record.trials.values():
-        if len(trial.evaluations) < 2:
+        before, after = trial.summary.first_evaluation, trial.summary.last_evaluation
+        if before is None or after is None:
             continue
         judged += 1
-        before, after = trial.evaluations[min(trial.evaluations)], trial.evaluations[max(trial.evaluations)]
         change = paired_difference(before.results, after.results)
         if change.high < 0:
             fell.append(f"{trial.trial_id} by {-change.value:.2f}")
@@ -115,11 +113,10 @@ def _accuracy_held(record: SweepRecord) -> Check:
 
 
 def _finite(record: SweepRecord) -> Check:
-    judged = 0
-    for trial, step in _steps(record):
-        judged += 1
-        if bad := {name for name, value in _numbers(step) if not math.isfinite(value)}:
-            return Check("finite numbers", False, f"{', '.join(sorted(bad))} of {trial.trial_id} at step {step.step}")
+    for trial in record.trials.values():
+        if bad := trial.summary.not_finite:
+            return Check("finite numbers", False, f"{', '.join(bad.names)} of {trial.trial_id} at step {bad.step}")
+    judged = sum(trial.summary.step for trial in record.trials.values())
     if not judged:
         return Check("finite numbers", None, "no step was reported")
     return Check("finite numbers", True, f"every curve of {judged} steps")
@@ -130,30 +127,3 @@ def _cards_released(record: SweepRecord) -> Check:
         held = ", ".join(record.unreleased)
         return Check("cards released", False, f"processes or cards were still held after the end of {held}")
     return Check("cards released", True, "every attempt's processes ended and its cards came back")
-
-
-def _steps(record: SweepRecord) -> Iterator[tuple[TrialRecord, StepReport]]:
-    for trial in record.trials.values():
-        for number in sorted(trial.steps):
-            yield trial, trial.steps[number]
-
-
-def _numbers(step: StepReport) -> Iterator[tuple[str, float]]:
-    curves = step.curves
-    means: dict[str, Mean | None] = {
-        "reward": curves.reward,
-        "acc": curves.acc,
-        "response_length": curves.response_length,
-        "logp_diff": curves.logp_diff,
-        "sampler_ratio": curves.sampler_ratio,
-        "mismatch_kl": curves.mismatch_kl,
-        **curves.rewards,
-    }
-    for index, update in enumerate(curves.updates):
-        yield "grad_norm", update.grad_norm
-        yield "loss", update.loss
-        for name in ("ratio", "kl", "entropy", "approx_kl", "clip_frac"):
-            means[f"{name} of update {index}"] = getattr(update, name)
-    for name, mean in means.items():
-        if mean is not None and mean.value is not None:
-            yield name, mean.value

@@ -7,8 +7,8 @@ ledger (who held which cards). Everything that is decided here is written down i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from typing import Protocol
 from cost.ledger import Ledger
 from cost.records import UsageKey
 from rl.codec import to_json
-from rl.spec import Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop
+from rl.spec import CheckpointWritten, Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop
 from rl.tasks.evaluation import average_at_k
 from sweeps.config_types import SweepConfig
 from sweeps.executors import Attempt
@@ -51,6 +51,10 @@ class _Held:
     key: UsageKey
     granted: bool = False
     ended: bool = False
+    phases: dict[str, int] = field(default_factory=dict)
+    """Card-nanoseconds that were reported and are not in the ledger yet."""
+    last_word: int = -1
+    """Number of its newest message."""
 
 
 class SweepHost:
@@ -77,17 +81,19 @@ class SweepHost:
         for trial in journal.record.unfinished:
             self._waiting.put(trial.trial_id, trial.retry_not_before_ns or 0)
         self._held: dict[str, _Held] = {}
+        self._running = 0
+        """Of what is held, the attempts that have not ended."""
         self._last_heartbeat_ns = ledger.now_ns()
         self._stop: Stop | None = None
+        self._commands_heard = 0
         self._warning_numbers = itertools.count()
 
     # What the executor asks and tells
 
     def next_attempt(self) -> Attempt | None:
-        busy = [h.attempt.spec.cards for h in self._held.values() if not h.ended]
-        free = self._cards - sum(busy)
-        limit = self._cfg.search.max_concurrent or self._cards
-        if self._stop or free < self._cfg.search.cards_per_trial or len(busy) >= limit:
+        per_trial = self._cfg.search.cards_per_trial
+        most = min(self._cards // per_trial, self._cfg.search.max_concurrent or self._cards)
+        if self._stop or self._running >= most:
             return None
         if not self._waiting.ready(self._ledger.now_ns()):
             return None
@@ -106,10 +112,11 @@ class SweepHost:
             checkpoint = None
         attempt = Attempt(spec, checkpoint)
         self._held[str(attempt)] = _Held(attempt, UsageKey(self._lease_id, trial.trial_id, number))
+        self._running += 1
         return attempt
 
     def done(self) -> bool:
-        return all(h.ended for h in self._held.values()) and (bool(self._stop) or not self._waiting)
+        return not self._running and (bool(self._stop) or not self._waiting)
 
     def on_granted(self, attempt: Attempt) -> None:
         held = self._held[str(attempt)]
@@ -121,10 +128,9 @@ class SweepHost:
             "from_step": trial.checkpoint.step if trial.checkpoint and attempt.checkpoint else 0,
         }
         sweep_id, cards = self._journal.record.sweep_id, Decimal(attempt.spec.cards)
-        with self._ledger.transaction():
+        with self._journal.transaction():
             self._journal.append("attempt_started", body, f"attempt_started:{attempt}")
             self._ledger.start_usage(held.key, sweep_id, cards, self._labels(trial))
-        self._journal.catch_up()
         held.granted = True
         self._view.changed(trial, None)
 
@@ -132,19 +138,27 @@ class SweepHost:
         trial = self._journal.record.trials[attempt.trial_id]
         if isinstance(message, StepReport):
             # The journal decides: what the trainer said before may have died on its way here.
-            message = replace(message, replay=message.step in trial.steps)
-        key = self._held[str(attempt)].key
-        with self._ledger.transaction():
-            self._ledger.add_phases(key, sequence, message.phase_card_ns)
-            self._journal.message(attempt.trial_id, attempt.number, sequence, message)
-            if isinstance(message, EvalReport) and message.step > 0:
-                self._ledger.set_labels(key, _accuracy_labels(message))
-        self._journal.catch_up()
+            message = replace(message, replay=message.step <= trial.summary.step)
+        if not self._journal.message(attempt.trial_id, attempt.number, sequence, message):
+            return self._decide(trial, message)  # it came twice
+        held = self._held[str(attempt)]
+        held.last_word = sequence
+        for kind, card_ns in message.phase_card_ns.items():
+            held.phases[kind] = held.phases.get(kind, 0) + card_ns
+        if isinstance(message, CheckpointWritten | EvalReport):
+            # At once: after the answer the trainer removes the checkpoint before this one.
+            with self._journal.transaction():
+                self._journal.flush()
+                self._post_phases([held])
+                if isinstance(message, EvalReport) and message.step > 0:
+                    self._ledger.set_labels(held.key, _accuracy_labels(message))
+        elif self._journal.flush_is_due:
+            self._journal.flush()
         self._view.changed(trial, message)
         command = self._decide(trial, message)
         if not isinstance(command, Continue):
             body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "command": to_json(command)}
-            body["step"] = max(trial.steps, default=0)
+            body["step"] = message.step if isinstance(message, StepReport) else trial.summary.step
             self._journal.append("command", body, f"command:{attempt}:{sequence}")
         return command
 
@@ -153,25 +167,19 @@ class SweepHost:
         trial = self._journal.record.trials[attempt.trial_id]
         outcome, _, reason = outcome.partition(":")
         state = OUTCOMES[outcome]
-        body = {
-            "trial_id": attempt.trial_id,
-            "attempt": attempt.number,
-            "outcome": outcome,
-            "message": message or reason.strip(),
-        }
         micro_batch_tokens = attempt.spec.trainer.micro_batch_tokens
         retry = None if self._stop else retry_after(trial, outcome, self._cfg.retry, micro_batch_tokens)
         not_before_ns = self._ledger.now_ns() + round(retry.wait_seconds * 1e9) if retry else 0
-        with self._ledger.transaction():
-            self._journal.append("attempt_ended", body, f"attempt_ended:{attempt}")
+        with self._journal.transaction():
+            self._journal.attempt_ended(attempt.trial_id, attempt.number, outcome, message or reason.strip())
+            self._post_phases([held])
             if retry:
                 self._journal.retry(
                     attempt.trial_id, attempt.number, not_before_ns, retry.reason, retry.micro_batch_tokens
                 )
-            steps = str(max(trial.steps, default=0))
-            self._ledger.set_labels(held.key, {"state": str(state), "steps": steps})
-        self._journal.catch_up()
+            self._ledger.set_labels(held.key, {"state": str(state), "steps": str(trial.summary.step)})
         held.ended = True
+        self._running -= 1
         if retry:
             self._waiting.put(attempt.trial_id, not_before_ns)
         self._view.changed(trial, None)
@@ -180,10 +188,9 @@ class SweepHost:
         held = self._held.pop(str(attempt))
         outcome = self._journal.record.trials[attempt.trial_id].attempts[-1].outcome or "lost"
         body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "released": released}
-        with self._ledger.transaction():
+        with self._journal.transaction():
             self._journal.append("released", body, f"released:{attempt}")
             self._ledger.end_usage(held.key, str(OUTCOMES[outcome]))
-        self._journal.catch_up()
         self._view.tick()
 
     def on_cards(self, cards: int) -> None:
@@ -200,9 +207,15 @@ class SweepHost:
         now_ns = self._ledger.now_ns()
         if now_ns - self._last_heartbeat_ns >= HEARTBEAT_SECONDS * 10**9:
             self._last_heartbeat_ns = now_ns
-            self._ledger.heartbeat(self._lease_id, [h.key for h in self._held.values() if h.granted])
+            granted = [held for held in self._held.values() if held.granted]
+            with self._journal.transaction():
+                self._ledger.heartbeat(self._lease_id, [held.key for held in granted])
+                self._journal.flush()
+                self._post_phases(granted)
             self._listen()
             self._watch_budget()
+        elif self._journal.flush_is_due:
+            self._journal.flush()
         self._view.tick()
 
     # What the command around it asks
@@ -220,6 +233,7 @@ class SweepHost:
         for name, held in list(self._held.items()):
             if not held.granted:
                 del self._held[name]
+                self._running -= 1
                 continue
             if not held.ended:
                 self.on_ended(held.attempt, outcome, message)
@@ -243,10 +257,23 @@ class SweepHost:
             return self._move_lr(trial, message)
         return Continue()
 
+    def _post_phases(self, reported: Sequence[_Held]) -> None:
+        """What these attempts reported since the last time, summed up, into the ledger.
+
+        It is done at every checkpoint, so that what came after the last one is known, and with every heartbeat.
+        """
+        sums = [(held.key, held.last_word, held.phases) for held in reported if held.phases]
+        self._ledger.add_phases_of(sums)
+        for held in reported:
+            held.phases = {}
+
     def _listen(self) -> None:
         """Hear what a person wants, from another process, through the journal."""
         self._journal.catch_up()
         record = self._journal.record
+        if record.operator_commands == self._commands_heard:
+            return
+        self._commands_heard = record.operator_commands
         if record.stop_wanted is not None:
             self.stop(f"interrupted: {record.stop_wanted}")
         for trial_id in self._waiting.all():
@@ -262,8 +289,7 @@ class SweepHost:
             return SetLr(trial.lr_told[message.step])
         if message.replay or message.step - max(trial.lr_told, default=0) < WINDOW_STEPS:
             return Continue()
-        steps = [trial.steps[n] for n in sorted(trial.steps) if n <= message.step]
-        advice = advise(steps, self._cfg.algorithm)
+        advice = advise(trial.summary, self._cfg.algorithm)
         if advice.factor == 1.0 or (advice.action == "raise" and trial.lr_was_raised):
             return Continue()
         return SetLr(trial.lr * advice.factor)

@@ -1,26 +1,34 @@
 """The story of a sweep: every decision and every word of a trainer, appended once; state is its replay.
 
 The events lie in the `event` table of the ledger's database, one stream per sweep, in the order in which the driver
-wrote them. Nothing here is ever updated or deleted, and no state is stored that the replay does not give.
+heard and decided. Nothing here is ever updated or deleted, and no state is stored that the replay does not give: an
+attempt's end comes with what its words add up to, so that a reader need not pass over them all again.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from cost.records import IntegrityError, NewEvent
 from rl.codec import from_json, message_from_json, to_json
-from rl.spec import CheckpointWritten, EvalReport, Event, Finished, SetLr, Started, StepReport
+from rl.spec import CheckpointWritten, Event, SetLr, Started, StepReport
 from sweeps.plan import Plan, PlannedTrial
+from sweeps.summary import TrialSummary
+from sweeps.words import NOT_DECIDED, ONE_WORD, STREAM_PREFIX, SUMMARY, WORDS, Word, as_event, word, words_in
 
 if TYPE_CHECKING:
     from cost.ledger import Ledger
     from cost.records import StoredEvent
 
-_PREFIX = "sweep:"
+MOST_WORDS = 200
+"""So many words are written down at once, at most."""
+LONGEST_WAIT_NS = 10**9
+"""For so long, by the driver's clock, a word waits to be written down: what a `kill -9` may lose."""
 
 
 class TrialState(StrEnum):
@@ -72,15 +80,12 @@ class AttemptRecord:
 
 @dataclass
 class TrialRecord:
-    """What the journal knows of one trial. Each step counts once: one done again replaces the earlier report."""
+    """What the journal knows of one trial."""
 
     planned: PlannedTrial
     attempts: list[AttemptRecord] = field(default_factory=list)
-    steps: dict[int, StepReport] = field(default_factory=dict)
-    evaluations: dict[int, EvalReport] = field(default_factory=dict)
-    checkpoint: CheckpointWritten | None = None
-    started: Started | None = None
-    finished: Finished | None = None
+    summary: TrialSummary = field(default_factory=TrialSummary)
+    """What its words add up to."""
     retry_not_before_ns: int | None = None
     """It waits to be tried again, until this moment at least; None: it does not."""
     attempts_forgiven: int = 0
@@ -121,12 +126,17 @@ class TrialRecord:
         return any(after > before for before, after in itertools.pairwise(rates))
 
     @property
-    def last_step(self) -> StepReport | None:
-        return self.steps[max(self.steps)] if self.steps else None
+    def started(self) -> Started | None:
+        return self.summary.started
 
     @property
-    def last_evaluation(self) -> EvalReport | None:
-        return self.evaluations[max(self.evaluations)] if self.evaluations else None
+    def checkpoint(self) -> CheckpointWritten | None:
+        return self.summary.checkpoint
+
+    def hear(self, said: Word, message: Event) -> None:
+        """Take in a word of the attempt that runs."""
+        self.messages = said.sequence + 1
+        self.summary.add(message)
 
 
 @dataclass
@@ -147,6 +157,8 @@ class SweepRecord:
     ended_ns: int | None = None
     last_ns: int = 0
     """Of the newest event."""
+    operator_commands: int = 0
+    """How many a person has given."""
     stop_wanted: str | None = None
     """Why a person wants the driver at work to stop; None: nobody does."""
     unreleased: list[str] = field(default_factory=list)
@@ -171,6 +183,10 @@ class SweepRecord:
         Raises:
             ValueError: an event of a kind this version does not know; a newer version wrote it.
         """
+        if event.kind in (WORDS, ONE_WORD):
+            for said in words_in(event):
+                self.hear(said, said.message)
+            return
         handler = getattr(self, f"_on_{event.kind}", None)
         if handler is None:
             raise ValueError(
@@ -178,7 +194,7 @@ class SweepRecord:
                 "it was written by a newer one; update this installation"
             )
         handler(event.body, event.at_ns)
-        self.last_ns = event.at_ns
+        self.last_ns = max(self.last_ns, event.at_ns)
 
     def _on_sweep_planned(self, body: Mapping[str, Any], at_ns: int) -> None:
         self.stage, self.machine, self.config = body["stage"], body["machine"], body["config"]
@@ -197,27 +213,22 @@ class SweepRecord:
         trial.messages, trial.retry_not_before_ns = 0, None
         trial.attempts.append(AttemptRecord(body["attempt"], body["lease_id"], at_ns, body["from_step"]))
 
-    def _on_message(self, body: Mapping[str, Any], at_ns: int) -> None:
+    def hear(self, said: Word, message: Event) -> None:
+        """Take in a word, before or after it is written down."""
+        self.trials[said.trial_id].hear(said, message)
+        self.last_ns = max(self.last_ns, said.at_ns)
+
+    def _on_summary(self, body: Mapping[str, Any], at_ns: int) -> None:
         trial = self.trials[body["trial_id"]]
-        trial.messages = body["sequence"] + 1
-        message: Event = message_from_json(body["message"])
-        if isinstance(message, StepReport):
-            trial.steps[message.step] = message
-        elif isinstance(message, EvalReport):
-            trial.evaluations[message.step] = message
-        elif isinstance(message, CheckpointWritten):
-            trial.checkpoint = message
-        elif isinstance(message, Started):
-            trial.started = message
-        elif isinstance(message, Finished):
-            trial.finished = message
+        trial.summary, trial.messages = from_json(TrialSummary, body["summary"]), body["messages"]
 
     def _on_command(self, body: Mapping[str, Any], at_ns: int) -> None:
         trial, command = self.trials[body["trial_id"]], message_from_json(body["command"])
         if isinstance(command, SetLr):
-            trial.lr_told[body["step"] if "step" in body else max(trial.steps, default=0)] = command.lr
+            trial.lr_told[body.get("step", trial.summary.step)] = command.lr
 
     def _on_operator(self, body: Mapping[str, Any], at_ns: int) -> None:
+        self.operator_commands += 1
         if body["command"] == "stop":
             self.stop_wanted = body["reason"]
         for trial_id in body["trials"]:
@@ -251,25 +262,69 @@ class SweepRecord:
 class Journal:
     """One sweep's stream: appends to it, and keeps the record of what it says.
 
-    Each event has a key of its own, so that writing the same fact twice changes nothing.
+    Each event has a key of its own, so that writing the same fact twice changes nothing. Words wait to be written with
+    the next event, or for a `flush`; `record` knows of them at once. It knows of an event when its transaction is over.
     """
 
     def __init__(self, ledger: Ledger, sweep_id: str) -> None:
         self._ledger = ledger
-        self._stream = _PREFIX + sweep_id
-        self._cursor = 0
-        self.record = SweepRecord(sweep_id)
-        self.catch_up()
+        self._stream = STREAM_PREFIX + sweep_id
+        self._words: list[Word] = []
+        self._written: list[StoredEvent] = []
+        self._in_transaction = False
+        self.record, self._cursor = _load(ledger, sweep_id)
 
     def catch_up(self) -> None:
-        """Take into `record` what was appended since the last call."""
+        """Take into `record` what others appended since the last call."""
         for event in self._ledger.events(self._stream, after=self._cursor):
             self.record.apply(event)
             self._cursor = event.sequence
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One transaction for what is decided, what was said before, and what both cost. Nested ones join it."""
+        if self._in_transaction:
+            yield
+            return
+        waiting, self._in_transaction = self._words, True
+        try:
+            with self._ledger.transaction():
+                yield
+        except BaseException:
+            if self._words is not waiting:
+                self._words = waiting + self._words
+            self._written.clear()
+            raise
+        finally:
+            self._in_transaction = False
+        self._take_written()
+
     def append(self, kind: str, body: Mapping[str, Any], key: str) -> None:
-        """Write one event; `record` knows of it after the next `catch_up`, outside of any transaction."""
-        self._ledger.append_event(self._stream, kind, body, key)
+        """Write one event, and before it the words that were heard."""
+        self._write(NewEvent(kind, body, key))
+
+    def flush(self) -> None:
+        """Write down what was heard."""
+        self._write()
+
+    def _write(self, *events: NewEvent) -> None:
+        with self.transaction():
+            if self._words:
+                events = (as_event(self._words), *events)
+            self._written += self._ledger.append_events(self._stream, events)
+            if self._words:
+                self._words = []
+
+    def _take_written(self) -> None:
+        """What this driver wrote it need not read; but where another one wrote between, it reads, to keep the order."""
+        written, self._written = self._written, []
+        if written and written[0].sequence != self._cursor + 1:
+            self.catch_up()
+            return
+        for event in written:
+            if event.kind != WORDS:
+                self.record.apply(event)
+            self._cursor = event.sequence
 
     def planned(self, *, stage: str, machine: str, plan: Plan, config: Mapping[str, Any]) -> None:
         """The whole plan, as one event, before the first trial."""
@@ -308,18 +363,62 @@ class Journal:
         """What a person wants: `stop` the driver, or `cancel` these trials."""
         self.append("operator", {"command": command, "reason": reason, "trials": list(trials)}, f"operator:{key}")
 
-    def message(self, trial_id: str, attempt: int, sequence: int, message: Event) -> None:
-        body = {"trial_id": trial_id, "attempt": attempt, "sequence": sequence, "message": to_json(message)}
-        self.append("message", body, f"message:{trial_id}:{attempt}:{sequence}")
+    def message(self, trial_id: str, attempt: int, sequence: int, message: Event) -> bool:
+        """Hear a word; it is written down soon. Returns False where it was heard before: nothing changes.
+
+        Raises:
+            IntegrityError: another word of the same number was heard before.
+        """
+        said = word(trial_id, attempt, sequence, self._ledger.now_ns(), message)
+        if sequence < self.record.trials[trial_id].messages:
+            self._check_the_same(said, message)
+            return False
+        self._words.append(said)
+        self.record.hear(said, message)
+        return True
+
+    @property
+    def flush_is_due(self) -> bool:
+        """Whether words have waited for long enough."""
+        if not self._words:
+            return False
+        return len(self._words) >= MOST_WORDS or self._ledger.now_ns() - self._words[0].at_ns >= LONGEST_WAIT_NS
+
+    def attempt_ended(self, trial_id: str, attempt: int, outcome: str, message: str) -> None:
+        """An attempt is over: how, and what its trial's words add up to by now."""
+        trial = self.record.trials[trial_id]
+        name, summary = f"{trial_id}/{attempt}", trial.summary
+        body = {"trial_id": trial_id, "attempt": attempt, "outcome": outcome, "message": message}
+        body |= {"step": summary.step, "acc": summary.acc}
+        whole = {"trial_id": trial_id, "attempt": attempt, "summary": to_json(summary), "messages": trial.messages}
+        ended = NewEvent("attempt_ended", body, f"attempt_ended:{name}")
+        self._write(ended, NewEvent(SUMMARY, whole, f"summary:{name}"))
+
+    def _check_the_same(self, said: Word, message: Event) -> None:
+        self.flush()
+        for event in self._ledger.events(self._stream):
+            for known in words_in(event):
+                if known.name == said.name and _without_replay(known.message) != _without_replay(message):
+                    raise IntegrityError(f"word {said.name} came before as {known.body}, and now as {said.body}")
+
+
+def _without_replay(message: Event) -> Event:
+    """That a step is done again is the driver's remark, not the trainer's word."""
+    return replace(message, replay=False) if isinstance(message, StepReport) else message
 
 
 def sweep_ids(ledger: Ledger) -> list[str]:
     """Every sweep in the ledger, oldest first."""
-    return [s.removeprefix(_PREFIX) for s in ledger.streams() if s.startswith(_PREFIX)]
+    return [s.removeprefix(STREAM_PREFIX) for s in ledger.streams() if s.startswith(STREAM_PREFIX)]
 
 
 def sweep_events(ledger: Ledger, sweep_id: str, after: int = 0) -> Iterator[StoredEvent]:
-    return ledger.events(_PREFIX + sweep_id, after=after)
+    return ledger.events(STREAM_PREFIX + sweep_id, after=after)
+
+
+def decisions(ledger: Ledger, sweep_id: str) -> Iterator[StoredEvent]:
+    """The events of a sweep without what its trainers said: few, however many steps it had."""
+    return ledger.events(STREAM_PREFIX + sweep_id, without=NOT_DECIDED)
 
 
 def replay(sweep_id: str, events: Iterable[StoredEvent]) -> SweepRecord:
@@ -331,4 +430,34 @@ def replay(sweep_id: str, events: Iterable[StoredEvent]) -> SweepRecord:
 
 
 def load(ledger: Ledger, sweep_id: str) -> SweepRecord:
-    return replay(sweep_id, sweep_events(ledger, sweep_id))
+    """The state of a sweep, as its whole replay would give it."""
+    return _load(ledger, sweep_id)[0]
+
+
+def _load(ledger: Ledger, sweep_id: str) -> tuple[SweepRecord, int]:
+    """The state of a sweep, and the number of its last event.
+
+    Of an attempt that is over, its summary says what its words would: they are read only where there is none.
+    """
+    record, last = SweepRecord(sweep_id), 0
+    stream = STREAM_PREFIX + sweep_id
+    if ONE_WORD in ledger.event_kinds(stream):  # as the first version wrote them: no summaries
+        for event in ledger.events(stream):
+            record.apply(event)
+            last = event.sequence
+        return record, last
+    unread: dict[str, int] = {}  # by trial, the event after which its words are not in a summary
+    for event in ledger.events(stream, without={WORDS}):
+        record.apply(event)
+        last = event.sequence
+        if event.kind == "attempt_started":
+            unread[event.body["trial_id"]] = event.sequence
+        elif event.kind == SUMMARY:
+            del unread[event.body["trial_id"]]
+    first = min(unread.values(), default=last)
+    for event in ledger.events(stream, after=first):
+        last = event.sequence
+        for said in words_in(event):
+            if event.sequence > unread.get(said.trial_id, last):
+                record.hear(said, said.message)
+    return record, last

@@ -7,13 +7,13 @@ approximate KL and gradient norm, happens once per stage, and has to win against
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rl.spec import AlgorithmSpec, Mean, StepReport
+from rl.spec import AlgorithmSpec, Mean
+from sweeps.summary import WINDOW_STEPS, TrialSummary, WindowStep
 
-WINDOW_STEPS = 5
 RAISE_BELOW = 0.02
 LOWER_ABOVE = 0.20
 RAISE_FACTOR = 1.5
@@ -38,46 +38,42 @@ class Advice:
         return {"raise": RAISE_FACTOR, "lower": LOWER_FACTOR}.get(self.action, 1.0)
 
 
-def advise(steps: Sequence[StepReport], algorithm: AlgorithmSpec) -> Advice:
-    """What the last `WINDOW_STEPS` of a trial say about its learning rate. `steps` are in order."""
-    staleness = max((s.staleness for s in steps), default=0)
+def advise(trial: TrialSummary, algorithm: AlgorithmSpec) -> Advice:
+    """What the last `WINDOW_STEPS` of a trial say about its learning rate."""
     basis = (
         f"eps {algorithm.clip_eps_low:g}/{algorithm.clip_eps_high:g}, {algorithm.ratio_level} ratio, "
-        f"{algorithm.updates_per_rollout} updates per rollout, staleness {staleness}"
+        f"{algorithm.updates_per_rollout} updates per rollout, staleness {trial.staleness}"
     )
     if algorithm.surrogate != "clip" or algorithm.ratio_level != "token":
         return Advice("abstain", None, basis, f"the clip of {algorithm.name} means something else")
-    if len(steps) < WINDOW_STEPS:
+    if len(trial.window) < WINDOW_STEPS:
         return Advice("abstain", None, basis, f"fewer than {WINDOW_STEPS} steps so far")
-    window = steps[-WINDOW_STEPS:]
-    clips = [c for s in window if (c := s.curves.clip_frac) is not None]
-    clip_frac = sum(clips, Mean.EMPTY).value
+    clip_frac = trial.window_clip_frac
     if clip_frac is None:
         return Advice("abstain", None, basis, "one update per rollout: the ratio is 1 and nothing can be clipped")
     if clip_frac > LOWER_ABOVE:
         return Advice("lower", clip_frac, basis, f"clip_frac {clip_frac:.1%} is over {LOWER_ABOVE:.0%}")
     if clip_frac >= RAISE_BELOW:
         return Advice("hold", clip_frac, basis, f"clip_frac {clip_frac:.1%} is in a band that is left alone")
-    if objection := _objection_to_a_raise(steps, window):
+    if objection := _objection_to_a_raise(trial.first_entropy, trial.window):
         return Advice("hold", clip_frac, basis, f"clip_frac {clip_frac:.1%} is low, but {objection}")
     return Advice(
         "raise", clip_frac, basis, f"clip_frac {clip_frac:.1%} is under {RAISE_BELOW:.0%}: a raise may be tried"
     )
 
 
-def _objection_to_a_raise(steps: Sequence[StepReport], window: Sequence[StepReport]) -> str | None:
-    kl = _over(window, "approx_kl")
+def _objection_to_a_raise(first_entropy: Mean | None, window: Sequence[WindowStep]) -> str | None:
+    kl = _over(step.approx_kl for step in window)
     if kl is not None and kl > MAX_APPROX_KL:
         return f"approx_kl {kl:.3g} is over {MAX_APPROX_KL:g}"
-    first, now = _over(steps[:1], "entropy"), _over(window, "entropy")
+    first, now = _over([first_entropy]), _over(step.entropy for step in window)
     if first and now is not None and now < MIN_ENTROPY_LEFT * first:
         return f"entropy fell to {now / first:.0%} of its start"
-    norms = [u.grad_norm for s in window for u in s.curves.updates]
+    norms = [norm for step in window for norm in step.grad_norms]
     if norms and max(norms) > 10 * sorted(norms)[len(norms) // 2]:
         return "a gradient norm stands out over ten times the median"
     return None
 
 
-def _over(steps: Sequence[StepReport], name: Literal["approx_kl", "entropy"]) -> float | None:
-    means = [m for s in steps if (m := s.curves.over_updates(name)) is not None]
-    return sum(means, Mean.EMPTY).value
+def _over(means: Iterable[Mean | None]) -> float | None:
+    return sum((mean for mean in means if mean is not None), Mean.EMPTY).value

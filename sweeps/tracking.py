@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl.codec import message_from_json
 from rl.spec import EvalReport, Started, StepReport
 from sweeps.journal import OUTCOMES, TrialState, sweep_events
 from sweeps.metrics import eval_accuracy, step_metrics
+from sweeps.words import Word, words_in
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -143,8 +143,9 @@ class Delivery:
                 run_id = self._runs[body["trial_id"]]
                 self._client.update_run(run_id, "RUNNING")
                 self._client.set_tag(run_id, "attempts", str(body["attempt"]))
-            case "message":
-                self._message(body, _ms(event.at_ns), metrics)
+            case "message" | "messages":
+                for said in words_in(event):
+                    self._message(said, metrics)
             case "attempt_ended":
                 run_id, state = self._runs[body["trial_id"]], OUTCOMES[body["outcome"]]
                 self._flush(run_id, metrics)
@@ -181,9 +182,9 @@ class Delivery:
             point = {k: trial[k] for k in ("prompts_per_step", "group_size", "lr", "lr_scaling", "seed")}
             self._params(run.info.run_id, point | _flat({k: config[k] for k in ("model", "task", "algorithm")}))
 
-    def _message(self, body: Mapping[str, Any], at_ms: int, metrics: dict[str, list[Any]]) -> None:
-        run_id, trial_id = self._runs[body["trial_id"]], body["trial_id"]
-        match message_from_json(body["message"]):
+    def _message(self, said: Word, metrics: dict[str, list[Any]]) -> None:
+        run_id, trial_id, at_ms = self._runs[said.trial_id], said.trial_id, _ms(said.at_ns)
+        match said.message:
             case Started() as started:
                 self._cards[trial_id] = started.cards
                 for key in ("cards", "engine", "device", "parameters"):

@@ -16,14 +16,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rl.spec import AlgorithmSpec, CheckpointWritten, EvalReport, Event, Finished, Mean, Started, StepReport
+from rl.spec import AlgorithmSpec, CheckpointWritten, EvalReport, Event, Finished, Started, StepReport
 from rl.tasks.evaluation import average_at_k
 from sweeps.estimate import StepTime
 from sweeps.gates import Verdict
 from sweeps.journal import SweepRecord, TrialRecord, TrialState
-from sweeps.lr_rule import WINDOW_STEPS, advise
+from sweeps.lr_rule import advise
 from sweeps.metrics import eval_accuracy
 from sweeps.plan import Plan
+from sweeps.summary import Evaluation, TrialSummary
 
 WIDTH = 100
 REDRAW_SECONDS = 0.5
@@ -184,10 +185,7 @@ class LiveView:
         others = [t for t in trials if t.state is not TrialState.RUNNING]
         shown = (active + others)[: max(5, self._console.height - 6)]
         for trial in sorted(shown, key=trials.index):
-            last = trial.last_step
-            curves = last.curves if last else None
-            done = max(trial.steps, default=0)
-            clip = curves.clip_frac.value if curves and curves.clip_frac else None
+            last, done = trial.summary.last, trial.summary.step
             state = self._doing.get(trial.trial_id) if trial.state is TrialState.RUNNING else ""
             table.add_row(
                 trial.trial_id[:6],
@@ -195,9 +193,9 @@ class LiveView:
                 Text(state or trial.state.lower(), style=_STYLES.get(trial.state, "")),
                 f"{done}/{self._steps}",
                 ProgressBar(total=self._steps, completed=done, width=12),
-                number(curves.reward.value if curves else None),
-                number(curves.acc.value if curves else None),
-                share(clip),
+                number(last.reward if last else None),
+                number(last.acc if last else None),
+                share(last.clip_frac if last else None),
                 self._cost_texts.get(trial.trial_id, "-"),
                 duration(self._seconds_left(trial)),
             )
@@ -208,10 +206,10 @@ class LiveView:
     def _seconds_left(self, trial: TrialRecord) -> float | None:
         if trial.state is TrialState.COMPLETED:
             return 0.0
-        remaining = self._steps - max(trial.steps, default=0)
-        if trial.steps:
-            walls = [s.wall_ns for s in trial.steps.values()]
-            return remaining * sum(walls) / len(walls) / NS_PER_SECOND
+        done = trial.summary.step
+        remaining = self._steps - done
+        if done:
+            return remaining * trial.summary.wall_ns / done / NS_PER_SECOND
         return self._time_before.of(trial.planned, self._steps) if self._time_before else None
 
 
@@ -241,26 +239,25 @@ def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Map
     ]:
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for trial in record.trials.values():
-        before = trial.evaluations.get(0)
-        after = trial.last_evaluation if trial.evaluations and max(trial.evaluations) > 0 else None
-        steps = [trial.steps[n] for n in sorted(trial.steps)][-WINDOW_STEPS:]
-        clips = [c for s in steps if (c := s.curves.clip_frac) is not None]
+        evaluations = [trial.summary.first_evaluation, trial.summary.last_evaluation]
+        before = next((e for e in evaluations if e and e.step == 0), None)
+        after = next((e for e in reversed(evaluations) if e and e.step > 0), None)
         hours = card_hours.get(trial.trial_id)
         table.add_row(
             trial.trial_id[:6],
             trial.planned.label,
             f"{trial.planned.lr:.1e}",
             Text(trial.state.lower(), style=_STYLES.get(trial.state, "")),
-            number(eval_accuracy(before) if before else None, 2),
+            number(before.accuracy if before else None, 2),
             _interval(after),
-            share(sum(clips, Mean.EMPTY).value),
+            share(trial.summary.window_clip_frac),
             "-" if hours is None else f"{hours:.3f}",
             costs.get(trial.trial_id, "-"),
         )
     return table
 
 
-def _interval(report: EvalReport | None) -> str:
+def _interval(report: Evaluation | None) -> str:
     if report is None:
         return "-"
     estimate = average_at_k(report.results)
@@ -280,8 +277,7 @@ def print_gate(console: Console, verdict: Verdict) -> None:
 def print_lr_advice(console: Console, trials: Sequence[TrialRecord], algorithm: AlgorithmSpec) -> None:
     """What the clip_frac rule says of each trial, and on what basis."""
     for trial in trials:
-        steps = [trial.steps[n] for n in sorted(trial.steps)]
-        if steps:
-            advice = advise(steps, algorithm)
+        if trial.summary.step:
+            advice = advise(trial.summary, algorithm)
             console.print(Text(f"  {trial.trial_id[:6]} {trial.planned.label}: {advice.action} ({advice.reason})"))
-    console.print(Text(f"  basis: {advise([], algorithm).basis}", style="dim"))
+    console.print(Text(f"  basis: {advise(TrialSummary(), algorithm).basis}", style="dim"))

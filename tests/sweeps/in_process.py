@@ -15,6 +15,7 @@ from sweeps.executors.in_process import InProcessExecutor
 from sweeps.host import SweepHost
 from sweeps.journal import Journal, TrialRecord
 from sweeps.plan import make_plan
+from sweeps.words import Reports, reports
 
 
 class Silent:
@@ -42,6 +43,10 @@ class Sweep:
     def run(self) -> Sweep:
         self.executor.run(self.host)
         return self
+
+    def reports(self) -> dict[str, Reports]:
+        """What the trials said, by trial, as the journal has it."""
+        return reports(self.ledger, self.journal.record.sweep_id)
 
 
 def a_sweep(folder: Path, *overrides: str, **host_settings) -> Sweep:

@@ -15,11 +15,12 @@ from tests.sweeps.reports import a_step, an_evaluation
 STEPS = 5
 
 
-def a_record(outcome: str = "completed", **step_settings) -> SweepRecord:
+def a_record(outcome: str = "completed", *, correct_after: int = 30, done: int = STEPS, **step_settings) -> SweepRecord:
     planned = PlannedTrial("trial0", 2, 8, 0, 1e-5, "hold", ("hold",), adaptive_lr=False)
     trial = TrialRecord(planned, attempts=[AttemptRecord(1, "lease", 0, 0, outcome)])
-    trial.steps = {n: a_step(n, **step_settings) for n in range(1, STEPS + 1)}
-    trial.evaluations = {0: an_evaluation(0, correct=20), STEPS: an_evaluation(STEPS, correct=30)}
+    steps = [a_step(n, **step_settings) for n in range(1, done + 1)]
+    for message in [an_evaluation(0, correct=20), *steps, an_evaluation(STEPS, correct=correct_after)]:
+        trial.summary.add(message)
     return SweepRecord("smoke-1", stage="smoke", trials={"trial0": trial})
 
 
@@ -45,9 +46,7 @@ def test_a_trial_that_did_not_finish_closes_it_and_is_named(outcome: str):
 
 
 def test_a_missing_step_closes_it_even_if_the_trial_says_completed():
-    record = a_record()
-    del record.trials["trial0"].steps[STEPS]
-    assert closing(judge(record)) == ["all steps done"]
+    assert closing(judge(a_record(done=STEPS - 1))) == ["all steps done"]
 
 
 @pytest.mark.parametrize("ratio", [1.02, 0.97, math.nan, 2.0])
@@ -75,8 +74,7 @@ def test_a_sampler_with_stale_weights_closes_it():
 
 
 def test_accuracy_that_fell_in_every_trial_closes_it_and_in_one_of_two_is_only_named():
-    record = a_record()
-    record.trials["trial0"].evaluations[STEPS] = an_evaluation(STEPS, correct=2)
+    record = a_record(correct_after=2)
     assert closing(judge(record)) == ["accuracy held"]
     record.trials["trial1"] = a_record().trials["trial0"]
     verdict = judge(record)
@@ -85,9 +83,7 @@ def test_accuracy_that_fell_in_every_trial_closes_it_and_in_one_of_two_is_only_n
 
 
 def test_accuracy_that_fell_within_the_noise_of_the_evaluation_closes_nothing():
-    record = a_record()
-    record.trials["trial0"].evaluations[STEPS] = an_evaluation(STEPS, correct=19)
-    assert judge(record).open
+    assert judge(a_record(correct_after=19)).open
 
 
 def test_cards_still_held_close_it():

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import pytest
 
-from rl.spec import AlgorithmSpec
+from rl.spec import AlgorithmSpec, StepReport
 from sweeps.lr_rule import advise
+from sweeps.summary import TrialSummary
 from tests.sweeps.reports import a_step
 
 GRPO = AlgorithmSpec("grpo")
+
+
+def after(steps: Iterable[StepReport]) -> TrialSummary:
+    summary = TrialSummary()
+    for step in steps:
+        summary.add(step)
+    return summary
 
 
 def steps(**kwargs):
@@ -31,38 +40,38 @@ def steps(**kwargs):
     ],
 )
 def test_each_band_has_its_action_and_between_bands_the_rate_is_left_alone(clip_frac: float, action: str):
-    advice = advise(steps(clip_frac=clip_frac), GRPO)
+    advice = advise(after(steps(clip_frac=clip_frac)), GRPO)
     assert advice.action == action
     assert advice.clip_frac == pytest.approx(clip_frac)
 
 
 def test_abstains_where_the_ratio_is_one_by_construction():
-    assert advise(steps(clip_frac=None), GRPO).action == "abstain"
+    assert advise(after(steps(clip_frac=None)), GRPO).action == "abstain"
 
 
 @pytest.mark.parametrize("change", [{"surrogate": "cispo"}, {"ratio_level": "sequence"}])
 def test_abstains_where_the_clip_means_something_else(change: dict):
-    assert advise(steps(clip_frac=0.5), dataclasses.replace(GRPO, **change)).action == "abstain"
+    assert advise(after(steps(clip_frac=0.5)), dataclasses.replace(GRPO, **change)).action == "abstain"
 
 
 def test_abstains_on_too_few_steps():
-    assert advise([a_step(1)], GRPO).action == "abstain"
+    assert advise(after([a_step(1)]), GRPO).action == "abstain"
 
 
 def test_a_low_clip_frac_is_no_reason_to_raise_when_kl_or_entropy_object():
-    assert advise(steps(clip_frac=0.0, kl=0.2), GRPO).action == "hold"
+    assert advise(after(steps(clip_frac=0.0, kl=0.2)), GRPO).action == "hold"
     collapsed = [a_step(1, entropy=1.0), *[a_step(n, entropy=0.1) for n in range(2, 11)]]
-    assert advise(collapsed, GRPO).action == "hold"
+    assert advise(after(collapsed), GRPO).action == "hold"
     spiking = [*steps(clip_frac=0.0)[:-1], a_step(10, clip_frac=0.0, grad_norm=500.0)]
-    assert advise(spiking, GRPO).action == "hold"
+    assert advise(after(spiking), GRPO).action == "hold"
 
 
 def test_only_the_last_steps_are_judged():
     early_storm = [a_step(n, clip_frac=0.5) for n in range(1, 6)] + [a_step(n, clip_frac=0.05) for n in range(6, 11)]
-    assert advise(early_storm, GRPO).action == "hold"
+    assert advise(after(early_storm), GRPO).action == "hold"
 
 
 def test_every_advice_prints_its_basis():
-    basis = advise(steps(), GRPO).basis
+    basis = advise(after(steps()), GRPO).basis
     for word in ("eps 0.2/0.2", "token ratio", "2 updates per rollout", "staleness 0"):
         assert word in basis

@@ -1,0 +1,231 @@
+"""What is kept of a trial's words: a fold of bounded size, whatever the number of its steps.
+
+Gates, estimates, the learning-rate rule, pruning and the terminal judge by this; who needs every step of a trial reads
+them from the journal (`sweeps.journal.reports`). A step counts once: one done again after a restore repeats the same
+work, so the fold passes over steps (and evaluations) that are not beyond the highest seen so far.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Mean, QuestionResult, Started, StepReport
+
+WINDOW_STEPS = 5
+"""The last steps that the learning-rate rule judges by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The largest of a number over a trial's steps, and where it was. Infinite where it was no number."""
+
+    value: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """The first step with numbers that are not finite, and their names."""
+
+    step: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LastStep:
+    """What a table shows of a trial's newest step."""
+
+    reward: float | None
+    acc: float | None
+    clip_frac: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStep:
+    """What the learning-rate rule needs of one step; see `rl.spec.Curves`."""
+
+    clip_frac: Mean | None
+    approx_kl: Mean | None
+    entropy: Mean | None
+    grad_norms: tuple[float, ...]
+    """By update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation question by question, kept small: trials share the names of their questions."""
+
+    step: int
+    questions: tuple[str, ...]
+    correct: tuple[int, ...]
+    samples: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "questions", _the_same(self.questions))
+        object.__setattr__(self, "samples", _the_same(self.samples))
+
+    @property
+    def results(self) -> tuple[QuestionResult, ...]:
+        return tuple(map(QuestionResult, self.questions, self.correct, self.samples))
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean over questions of the share of right samples."""
+        shares = [c / n for c, n in zip(self.correct, self.samples, strict=True) if n]
+        return sum(shares) / len(shares) if shares else None
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The mean of one evaluation; None where it had no samples."""
+
+    step: int
+    acc: float | None
+
+
+@dataclass(slots=True)
+class TrialSummary:
+    """All that a trial has said, over all its attempts."""
+
+    step: int = 0
+    """The highest step done: steps 1 to this one have been reported."""
+    wall_ns: int = 0
+    """Of those steps, each once."""
+    step_times: dict[str, int] = field(default_factory=dict)
+    """How many of those steps took how long: nanoseconds to three digits, such as `1.83e+09`."""
+    staleness: int = 0
+    """The largest."""
+    ratio_off: Worst | None = None
+    """Distance of the first update's mean ratio from 1, over steps with fresh rollouts."""
+    logp_diff: Worst | None = None
+    """Mean |log pi_old - log pi_sample|, over steps with fresh rollouts."""
+    not_finite: NotFinite | None = None
+    first_entropy: Mean | None = None
+    """Of step 1."""
+    window: tuple[WindowStep, ...] = ()
+    """The last `WINDOW_STEPS` steps, in order."""
+    last: LastStep | None = None
+    first_evaluation: Evaluation | None = None
+    last_evaluation: Evaluation | None = None
+    """None until there are two."""
+    accuracies: tuple[Accuracy, ...] = ()
+    """Of every evaluation, in order of steps."""
+    evaluation_wall_ns: int = 0
+    started: Started | None = None
+    """Of the newest attempt."""
+    checkpoint: CheckpointWritten | None = None
+    """The newest."""
+    finished: Finished | None = None
+
+    def add(self, message: Event) -> None:
+        """Take in the next word of the trial."""
+        if isinstance(message, StepReport):
+            if message.step > self.step:
+                self._add_step(message)
+        elif isinstance(message, EvalReport):
+            if not self.accuracies or message.step > self.accuracies[-1].step:
+                self._add_evaluation(message)
+        elif isinstance(message, CheckpointWritten):
+            self.checkpoint = message
+        elif isinstance(message, Started):
+            self.started = message
+        elif isinstance(message, Finished):
+            self.finished = message
+
+    @property
+    def acc(self) -> float | None:
+        """Of the newest evaluation."""
+        return self.accuracies[-1].acc if self.accuracies else None
+
+    @property
+    def window_clip_frac(self) -> float | None:
+        """Of the last steps together."""
+        return sum((step.clip_frac for step in self.window if step.clip_frac is not None), Mean.EMPTY).value
+
+    def _add_step(self, report: StepReport) -> None:
+        curves = report.curves
+        self.step = report.step
+        self.wall_ns += report.wall_ns
+        time = f"{report.wall_ns:.2e}"
+        self.step_times[time] = self.step_times.get(time, 0) + 1
+        self.staleness = max(self.staleness, report.staleness)
+        if report.staleness == 0:
+            first = curves.updates[0].ratio.value if curves.updates else None
+            self.ratio_off = _worse(self.ratio_off, None if first is None else abs(first - 1.0), report.step)
+            self.logp_diff = _worse(self.logp_diff, curves.logp_diff.value, report.step)
+        if self.not_finite is None and not math.isfinite(_any_not_finite(report)):
+            # Finite numbers may have a sum that is not.
+            names = {name for name, value in _numbers(report) if not math.isfinite(value)}
+            self.not_finite = NotFinite(report.step, tuple(sorted(names))) if names else None
+        clip_frac, entropy = curves.clip_frac, curves.over_updates("entropy")
+        if report.step == 1:
+            self.first_entropy = entropy
+        norms = tuple(update.grad_norm for update in curves.updates)
+        seen = WindowStep(clip_frac, curves.over_updates("approx_kl"), entropy, norms)
+        self.window = (*self.window[1 - WINDOW_STEPS :], seen)
+        self.last = LastStep(curves.reward.value, curves.acc.value, clip_frac.value if clip_frac else None)
+
+    def _add_evaluation(self, report: EvalReport) -> None:
+        columns = zip(*((r.question_id, r.correct, r.samples) for r in report.results), strict=True)
+        questions, correct, samples = columns if report.results else ((), (), ())
+        evaluation = Evaluation(report.step, questions, correct, samples)
+        if self.first_evaluation is None:
+            self.first_evaluation = evaluation
+        else:
+            self.last_evaluation = evaluation
+        self.accuracies += (Accuracy(report.step, evaluation.accuracy),)
+        self.evaluation_wall_ns += report.wall_ns
+
+
+@functools.lru_cache(maxsize=64)
+def _the_same(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of tuples that are equal the one that was seen first, so that there is only one in memory."""
+    return value
+
+
+def _worse(before: Worst | None, value: float | None, step: int) -> Worst | None:
+    if value is None:
+        return before
+    if not math.isfinite(value):
+        value = math.inf
+    return Worst(value, step) if before is None or value > before.value else before
+
+
+def _any_not_finite(report: StepReport) -> float:
+    """Finite where all numbers of `_numbers` are, at a fraction of the price."""
+    curves = report.curves
+    total = curves.reward.total + curves.acc.total + curves.response_length.total
+    total += curves.logp_diff.total + curves.sampler_ratio.total + curves.mismatch_kl.total
+    for mean in curves.rewards.values():
+        total += mean.total
+    for update in curves.updates:
+        total += update.grad_norm + update.loss + update.ratio.total + update.entropy.total + update.approx_kl.total
+        for mean in (update.kl, update.clip_low, update.clip_high):
+            if mean is not None:
+                total += mean.total
+    return total
+
+
+def _numbers(report: StepReport) -> Iterator[tuple[str, float]]:
+    curves = report.curves
+    means: dict[str, Mean | None] = {
+        "reward": curves.reward,
+        "acc": curves.acc,
+        "response_length": curves.response_length,
+        "logp_diff": curves.logp_diff,
+        "sampler_ratio": curves.sampler_ratio,
+        "mismatch_kl": curves.mismatch_kl,
+        **curves.rewards,
+    }
+    for index, update in enumerate(curves.updates):
+        yield "grad_norm", update.grad_norm
+        yield "loss", update.loss
+        for name in ("ratio", "kl", "entropy", "approx_kl", "clip_frac"):
+            means[f"{name} of update {index}"] = getattr(update, name)
+    for name, mean in means.items():
+        if mean is not None and mean.value is not None:
+            yield name, mean.value
