@@ -25,7 +25,7 @@ def a_record(outcome: str = "completed", *, correct_after: int = 30, done: int =
 
 
 def judge(record: SweepRecord, *, force: str = "") -> Verdict:
-    return metric_gate(record, STEPS, GateConfig(ratio_tolerance=0.01, max_logp_diff=0.2, force=force))
+    return metric_gate(record, STEPS, GateConfig(0.01, 0.2, force, start_anyway="", acknowledge=""))
 
 
 def closing(verdict: Verdict) -> list[str]:
