@@ -103,10 +103,12 @@ def attribute(
     cuts: Sequence[int] = (),
     rules: Sequence[BillingRule] | None = None,
     as_of_ns: int | None = None,
+    by_phase: bool = True,
 ) -> Lines:
     """All lines of all leases, or of those that a sweep was attached to (other sweeps' lines on them included).
 
-    No line crosses one of `cuts` (sorted instants). `as_of_ns`: only what had been written down by then counts.
+    No line crosses one of `cuts` (sorted instants). `as_of_ns`: only what had been written down by then counts. Without
+    `by_phase` what trials reported is not read: all time inside of a trial is of category `other`, or `lost_work`.
 
     Raises:
         PriceError: a price or a billing rule is missing that the lease had when it was opened.
@@ -114,7 +116,7 @@ def attribute(
     rules = rules_of(book) if rules is None else rules
     invoiced = invoiced_spans(ledger, as_of_ns)
     with ledger.read() as connection:
-        everything = _read(connection, sweep_id, as_of_ns)
+        everything = _read(connection, sweep_id, as_of_ns, by_phase)
         states = facts.lease_states(connection, as_of_ns=as_of_ns)
         lines = _corrections(connection, everything, as_of_ns, invoiced)
     other = beside(ledger, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
@@ -129,7 +131,8 @@ def attribute(
         segments = cut(whole, edges, rates_of(one.state.lease, rows))
         statuses = [status_at(one.state, s.from_ns, spans) for s in segments]
         kinds = others.of(segments, [bool(_commitment(s)) for s in segments])
-        found += _lines(one, _Parts(segments, statuses, kinds), rows, allocate(one, segments))
+        flags = ("unknown_commitment",) if one.state.lease.lease_id in other.used.unknown else ()
+        found += _lines(one, _Parts(segments, statuses, kinds, flags), rows, allocate(one, segments))
     return Lines((*found, *lines), usages, tuple(one.state for one in everything))
 
 
@@ -156,7 +159,7 @@ def _unused_lines(used: commitments.Usage, now_ns: int) -> list[Line]:
     return found
 
 
-def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None) -> list[LeaseFacts]:
+def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None, by_phase: bool) -> list[LeaseFacts]:
     lease_ids: list[str] | None = None
     if sweep_id is not None:
         query = select(schema.attachment.c.lease_id).where(schema.attachment.c.sweep_id == sweep_id).distinct()
@@ -168,8 +171,10 @@ def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None) ->
     attachments: dict[str, list] = {}
     for one in facts.attachments(connection, lease_ids, as_of_ns=as_of_ns):
         attachments.setdefault(one.lease_id, []).append(one)
-    phases = facts.phase_totals(connection, lease_ids=lease_ids, as_of_ns=as_of_ns)
-    lost = facts.phase_totals_after_checkpoint(connection, sorted(DIED), lease_ids=lease_ids, as_of_ns=as_of_ns)
+    phases = lost = {}
+    if by_phase:
+        phases = facts.phase_totals(connection, lease_ids=lease_ids, as_of_ns=as_of_ns)
+        lost = facts.phase_totals_after_checkpoint(connection, sorted(DIED), lease_ids=lease_ids, as_of_ns=as_of_ns)
     usages: dict[str, list[UsageFacts]] = {}
     for number, usage in facts.usages(connection, lease_ids=lease_ids, as_of_ns=as_of_ns).items():
         of_lease = usages.setdefault(usage.key.lease_id, [])
@@ -187,12 +192,14 @@ class _Parts:
     segments: Sequence[Segment]
     statuses: Sequence[str]
     kinds: Sequence[Kinds | None]
+    flags: tuple[str, ...]
+    """Of all of it."""
 
 
 def _lines(one: LeaseFacts, parts: _Parts, rows: dict[str, PriceRow], allocation: Allocation) -> list[Line]:
     lease, segments = one.state.lease, parts.segments
     over = {(u.usage.sweep_id, u.usage.key) for u in one.usages if u.number in allocation.over_reported}
-    of_lease = ("oversubscribed",) if allocation.oversubscribed_ns else ()
+    of_lease = (*parts.flags, "oversubscribed") if allocation.oversubscribed_ns else parts.flags
     found: list[Line] = []
     by_segment: list[dict[str, int]] = [{} for _ in segments]
     kinds = _split_kinds(parts.kinds, allocation.shares)

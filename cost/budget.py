@@ -1,7 +1,8 @@
-"""Limits on what is spent, and how much of them is left. Reads the books; stops nothing by itself.
+"""Limits on what is spent, and what is left of them: limit, reserved, spent, free. Stops nothing by itself.
 
-A limit counts the charge of the leases, idle time included. Limits are kept in the ledger's journal `budget`; the
-latest one for a scope counts.
+A limit counts the charge of the leases, idle time included, and what running attempts may still cost. Limits are kept
+in the ledger's journal `budget`; the latest one for a scope counts. Sweeps hold to them, as to those of their own
+configuration.
 """
 
 from __future__ import annotations
@@ -11,36 +12,52 @@ from dataclasses import dataclass
 from datetime import UTC
 
 from cost.billing import BillingRule
-from cost.grouping import Scope, grouped_report
 from cost.ledger import Ledger
 from cost.money import Money, MoneyError
-from cost.periods import period_edges, period_name
+from cost.periods import period_name
 from cost.prices import PriceBook
 from cost.records import LedgerError
+from cost.spending import Spending
 
 STREAM = "budget"
 KINDS = ("month", "stage:NAME", "sweep:NAME")
+NONE = "none"
+"""In place of an amount: the limit is lifted."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At most `amount` is to be spent under `scope`: `month`, `stage:NAME` or `sweep:NAME`."""
+
+    scope: str
+    amount: Money
+    source: str
+    """Where a person changes it."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit and what has been spent under it. `scope`: `month`, `stage:NAME` or `sweep:NAME`."""
+    """A limit and what has become of it."""
 
     scope: str
     name: str
     """The scope in words, such as `month 2026-11`."""
     limit: Money | None
     """None: nobody has set one."""
+    reserved: Money
+    """What running attempts may still cost."""
     spent: Money
+    simulated: bool = False
+    """Of simulated sweeps, which are counted apart."""
 
     @property
     def free(self) -> Money | None:
-        """Negative where more was spent than allowed."""
-        return None if self.limit is None else self.limit - self.spent
+        """Negative where more was spent, or may be, than allowed."""
+        return None if self.limit is None else self.limit - self.spent - self.reserved
 
 
-def set_limit(ledger: Ledger, scope: str, limit: Money) -> None:
-    """From now on at most `limit` is to be spent under `scope`.
+def set_limit(ledger: Ledger, scope: str, limit: Money | None) -> None:
+    """From now on at most `limit` is to be spent under `scope`; None: as much as one likes.
 
     Raises:
         LedgerError: there is no such scope, or the limit is not above zero.
@@ -48,9 +65,10 @@ def set_limit(ledger: Ledger, scope: str, limit: Money) -> None:
     kind, _, name = scope.partition(":")
     if scope != "month" and (kind not in ("stage", "sweep") or not name):
         raise LedgerError(f"{scope!r} has no budget; one of {', '.join(KINDS)}")
-    if limit.pico <= 0:
+    if limit is not None and limit.pico <= 0:
         raise LedgerError(f"a limit of {limit} on {scope}: it must be above zero")
-    ledger.append_event(STREAM, "limit", {"scope": scope, "limit": str(limit)}, f"{scope}:{ledger.now_ns()}")
+    body = {"scope": scope, "limit": None if limit is None else str(limit)}
+    ledger.append_event(STREAM, "limit", body, f"{scope}:{ledger.now_ns()}")
 
 
 def limits(ledger: Ledger) -> dict[str, Money]:
@@ -58,57 +76,53 @@ def limits(ledger: Ledger) -> dict[str, Money]:
     found: dict[str, Money] = {}
     for event in ledger.events(STREAM):
         if event.kind == "limit":
-            found[event.body["scope"]] = Money.parse(event.body["limit"])
+            found.pop(event.body["scope"], None)
+            if event.body["limit"] is not None:
+                found[event.body["scope"]] = Money.parse(event.body["limit"])
     return found
+
+
+def scope_name(scope: str, now_ns: int) -> str:
+    """A scope in words."""
+    return f"month {period_name(now_ns, 'month', UTC)}" if scope == "month" else scope.replace(":", " ", 1)
 
 
 def budgets(
     ledger: Ledger, book: PriceBook, now_ns: int, *, rules: Sequence[BillingRule] | None = None
-) -> list[Budget]:
-    """This calendar month (UTC), then every scope that has a limit.
+) -> tuple[list[Budget], tuple[str, ...]]:
+    """This calendar month (UTC), then every scope that has a limit; and the exchange rates that were used, in words.
+
+    Simulated sweeps come after the real ones, where there are any.
 
     Raises:
         PriceError: a price or an exchange rate is missing.
     """
     set_limits = limits(ledger)
-    found = []
-    for scope in ["month", *sorted(set(set_limits) - {"month"})]:
-        limit = set_limits.get(scope)
-        found += _budget(ledger, book, now_ns, scope, limit, rules)
-    return found
+    scopes = ["month", *sorted(set(set_limits) - {"month"})]
+    found: list[Budget] = []
+    notes: list[str] = []
+    for simulated in sorted({False, *(state.lease.simulated for state in ledger.leases())}):
+        spending = Spending(ledger, book, scopes, simulated=simulated, rules=rules)
+        spending.look(now_ns, full=True)
+        for scope in scopes:
+            limit = set_limits.get(scope)
+            for currency in [limit.currency] if limit else spending.currencies(scope):
+                spent = Money(spending.spent(scope, currency), currency)
+                reserved = Money(spending.reserved(scope, currency), currency)
+                if simulated and not (limit and (spent or reserved)):
+                    continue
+                name = scope_name(scope, now_ns) + (" (simulated)" if simulated else "")
+                found.append(Budget(scope, name, limit, reserved, spent, simulated))
+        notes += spending.notes
+    return found, tuple(dict.fromkeys(notes))
 
 
-def _budget(
-    ledger: Ledger,
-    book: PriceBook,
-    now_ns: int,
-    scope: str,
-    limit: Money | None,
-    rules: Sequence[BillingRule] | None,
-) -> list[Budget]:
-    kind, _, name = scope.partition(":")
-    label = f"month {period_name(now_ns, 'month', UTC)}" if kind == "month" else f"{kind} {name}"
-    by = Scope(by="stage" if kind == "stage" else "sweep", sweep_id=name if kind == "sweep" else None)
-    if kind == "month":
-        start, end = period_edges(now_ns, now_ns, "month", UTC)
-        by = Scope(by="sweep", from_ns=start, to_ns=end)
-    if limit is not None:
-        by = Scope(**{**vars(by), "currency": limit.currency})
-    report = grouped_report(ledger, book, by, now_ns, rules=rules)
-    rows = [row for row in report.rows if kind != "stage" or row.name == name]
-    currencies = sorted({row.currency for row in rows}) or ([limit.currency] if limit else [])
-    return [
-        Budget(scope, label, limit, Money(sum(row.pico for row in rows if row.currency == currency), currency))
-        for currency in currencies
-    ]
-
-
-def parse_setting(text: str) -> tuple[str, Money]:
-    """Read `month=500 USD`. Raises LedgerError."""
+def parse_setting(text: str) -> tuple[str, Money | None]:
+    """Read `month=500 USD` or `month=none`. Raises LedgerError."""
     scope, equals, amount = text.partition("=")
     try:
         if equals:
-            return scope, Money.parse(amount, negative=False)
+            return scope, None if amount.strip() == NONE else Money.parse(amount, negative=False)
     except MoneyError as error:
         raise LedgerError(f"--set {text!r}: {error}") from error
     raise LedgerError(f"--set {text!r}: write for example --set 'month=500 USD'")

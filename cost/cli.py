@@ -19,6 +19,7 @@ from cost.reconcile_cli import reconcile
 if TYPE_CHECKING:
     from cost.grouping import Scope
     from cost.ledger import Ledger
+    from cost.money import Money
     from cost.prices import PriceBook
 
 app = typer.Typer(
@@ -236,8 +237,8 @@ def budget(
         list[str] | None,
         typer.Option(
             "--set",
-            help="A limit to report against: 'month=500 USD', 'stage:multi=200 USD', 'sweep:NAME=...'. "
-            "It stops nothing; budget.sweep_limit of sweep.py stops a sweep.",
+            help="A limit that sweeps hold to from now on: 'month=500 USD', 'stage:multi=200 USD', 'sweep:NAME=...'; "
+            "'month=none' lifts it.",
         ),
     ] = None,
     root: Root = DEFAULT_ROOT,
@@ -245,9 +246,11 @@ def budget(
     pricing: Pricing = None,
     as_json: Json = False,
 ) -> None:
-    """What may be spent, what has been, and what is left: this month, and every stage and sweep with a limit.
+    """What may be spent, what running trials may still cost, what was spent, what is left: this month, and every stage
+    and sweep with a limit.
 
-    Limits are reported against and stop nothing; a sweep is stopped by its own budget.sweep_limit.
+    Sweeps hold to these limits and to those of their own configuration (budget.sweep_limit and others): a trial that
+    does not fit is not started, and at a limit a sweep stops, or pauses.
     """
     from cost import budget as money
     from cost.cli_common import table_text
@@ -257,18 +260,30 @@ def budget(
     with opened(root, db, write=bool(setting), create=bool(setting)) as ledger:
         for text in setting or []:
             money.set_limit(ledger, *money.parse_setting(text))
-        found = money.budgets(ledger, PriceBook.load(pricing), ledger.now_ns())
+        found, notes = money.budgets(ledger, PriceBook.load(pricing), ledger.now_ns())
     if as_json:
-        texts = [
-            (b, {k: None if v is None else str(v) for k, v in (("limit", b.limit), ("free", b.free))}) for b in found
+        amounts = ("limit", "reserved", "spent", "free")
+        rows = [
+            {"scope": b.scope, "name": b.name, "simulated": b.simulated}
+            | {k: None if getattr(b, k) is None else str(getattr(b, k)) for k in amounts}
+            for b in found
         ]
-        print_json({"budgets": [{"scope": b.scope, "name": b.name, "spent": str(b.spent), **t} for b, t in texts]})
+        print_json({"budgets": rows, "notes": list(notes)})
         return
     rows = [
-        (b.name, *(f"{rounded(m.pico, 2)} {m.currency}" if m is not None else "-" for m in (b.limit, b.spent, b.free)))
+        (b.name, *(f"{rounded(m.pico, _places(m))} {m.currency}" if m is not None else "-" for m in amounts))
         for b in found
+        for amounts in [(b.limit, b.reserved, b.spent, b.free)]
     ]
-    typer.echo(table_text(("budget", "limit", "spent", "free"), rows, right=("limit", "spent", "free")))
+    columns = ("limit", "reserved", "spent", "free")
+    typer.echo(table_text(("budget", *columns), rows, right=columns))
+    for note in notes:
+        typer.echo(note)
+
+
+def _places(amount: Money) -> int:
+    """To the cent, or to as many places as show that it is not nothing."""
+    return next((places for places in (2, 4, 6, 9) if abs(amount.pico) >= 5 * 10 ** (12 - places)), 2)
 
 
 def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: str, out: Path | None) -> None:

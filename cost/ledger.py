@@ -32,6 +32,7 @@ from cost.records import (
     Usage,
     UsageKey,
 )
+from cost.reservations import Reservations
 from cost.store import Store
 
 HEARTBEAT_NS = 10 * NS_PER_SECOND
@@ -41,7 +42,7 @@ SILENT_NS = 6 * HEARTBEAT_NS
 """A driver on another host that has said nothing for so long is taken for dead."""
 
 
-class Ledger(Entries):
+class Ledger(Entries, Reservations):
     """An open ledger. Use it as a context manager, or `close` it. Threads may share one; they take turns."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -384,6 +385,7 @@ class Ledger(Entries):
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
+        super()._forget()
         self._usage_ids.clear()
 
     def _detach(self, connection: Connection, lease_id: str, sweep_id: str, to_ns: int, how: str) -> None:

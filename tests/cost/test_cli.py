@@ -435,7 +435,7 @@ def test_help_names_no_folder_of_this_machine(command):
     assert str(Path(__file__).parents[2]) not in "".join(said.split())
 
 
-def test_the_help_of_a_limit_says_that_it_stops_nothing():
+def test_the_help_of_a_limit_says_what_it_does_to_sweeps():
     said = " ".join(run("budget", "--help").split())
-    assert "It stops nothing" in said
+    assert "a trial that does not fit is not started" in said
     assert "budget.sweep_limit" in said
