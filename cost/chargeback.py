@@ -1,19 +1,21 @@
 """Who answers for a sweep's share of a machine: owner, project, cost centre and any tags, kept in the books.
 
-A machine has an owner and tags of its own; what a sweep causes on it is charged to the sweep's. Reads and appends
+A machine has an owner and tags of its own; what a sweep causes on it is charged to the sweep's. Which names have to be
+said is kept in the books too. Reads and appends
 entries of one journal; decides nothing about amounts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cost.attribution import Line
 from cost.ledger import Ledger
-from cost.records import Lease
+from cost.records import Lease, LedgerError
 
 STREAM = "chargeback"
+REQUIRED_STREAM = "required_tags"
 COST_CENTER = "cost_center"
 """The tag that a cost centre is kept under."""
 
@@ -25,6 +27,32 @@ class Chargeback:
     owner: str = ""
     project: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+
+    def lacking(self, required: Iterable[str]) -> list[str]:
+        """Which of the required names it does not say: `owner`, `project`, or a tag."""
+        said = {**self.tags, "owner": self.owner, "project": self.project}
+        return [name for name in required if not said.get(name, "").strip()]
+
+
+def require(ledger: Ledger, names: Sequence[str]) -> None:
+    """From now on every machine opened by hand, and every sweep, has to say these: `owner`, `project`, or a tag.
+
+    Raises:
+        LedgerError: a name is empty or holds a space or an equals sign.
+    """
+    for name in names:
+        if not name or set(name) & set(" ="):
+            raise LedgerError(f"{name!r} is no name of a tag; write for example: owner project cost_center team")
+    if list(required(ledger)) != list(names):
+        ledger.append_event(REQUIRED_STREAM, "set", {"names": list(names)}, str(ledger.now_ns()))
+
+
+def required(ledger: Ledger) -> tuple[str, ...]:
+    """What has to be said; nothing where nobody has set it."""
+    names: tuple[str, ...] = ()
+    for event in ledger.events(REQUIRED_STREAM):
+        names = tuple(event.body["names"])
+    return names
 
 
 def set_chargeback(ledger: Ledger, sweep_id: str, whom: Chargeback) -> None:

@@ -200,7 +200,12 @@ def _categories(books: _Books) -> Iterator[tuple[str, str]]:
 
 
 def _commitments(books: _Books) -> Iterator[tuple[str, str]]:
-    """What was bought is used or unused, exactly; and no more of it is used than there is."""
+    """What leases name was bought; it is used or unused, exactly, and no more of it is used than there is."""
+    for lease_id, name in books.other.used.unknown.items():
+        yield (
+            f"lease {lease_id}",
+            f"names commitment {name!r}, which nobody entered; python -m cost commitments add {name}",
+        )
     found: dict[str, int] = defaultdict(int)
     for line in books.lines.lines:
         if line.commitment and line.category != "tax":

@@ -96,6 +96,8 @@ class Usage:
     unused: tuple[Unused, ...] = ()
     bought: tuple[Commitment, ...] = ()
     """Those that have begun."""
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Leases that name a commitment which nobody entered, and its name: the price book counts for them."""
 
 
 def add(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> bool:
@@ -111,11 +113,11 @@ def add(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> bool:
         raise LedgerError(
             f"commitment {new.name!r} needs a name, one card or more, an end after its start, and a price above zero"
         )
-    for known in load(ledger):
-        if known.name == new.name:
-            if known == new:
+    for earlier in load(ledger):
+        if earlier.name == new.name:
+            if earlier == new:
                 return False
-            raise IntegrityError(f"commitment {new.name} was entered before with other terms: {known}")
+            raise IntegrityError(f"commitment {new.name} was entered before with other terms: {earlier}")
     first, last = (period_name(ns, "month", UTC) for ns in (new.from_ns, new.to_ns - 1))
     for month in frozen:
         if first <= month <= last:
@@ -131,6 +133,14 @@ def load(ledger: Journal, as_of_ns: int | None = None) -> list[Commitment]:
         if as_of_ns is None or event.at_ns <= as_of_ns:
             found.append(Commitment(**{**event.body, "price": Money.parse(event.body["price"])}))
     return found
+
+
+def known(ledger: Journal, name: str) -> Commitment:
+    """The commitment of a name. Raises LedgerError where there is none."""
+    for one in load(ledger):
+        if one.name == name:
+            return one
+    raise LedgerError(f"there is no commitment {name!r}; enter it with: python -m cost commitments add {name}")
 
 
 def use(bought: Sequence[Commitment], states: Sequence[LeaseState], now_ns: int, cuts: Sequence[int] = ()) -> Usage:
@@ -152,7 +162,10 @@ def use(bought: Sequence[Commitment], states: Sequence[LeaseState], now_ns: int,
         segments, rest = _use_one(one, mine, min(now_ns, one.to_ns), cuts)
         unused += rest
         covered.update({lease_id: Covered(one, tuple(found)) for lease_id, found in segments.items() if found})
-    return Usage(covered, tuple(unused), tuple(one for one in bought if one.from_ns <= now_ns))
+    names = {one.name for one in bought}
+    tagged = {s.lease.lease_id: s.lease.tags[TAG] for s in states if TAG in s.lease.tags and not s.lease.simulated}
+    unknown = {lease_id: name for lease_id, name in tagged.items() if name not in names}
+    return Usage(covered, tuple(unused), tuple(one for one in bought if one.from_ns <= now_ns), unknown)
 
 
 def _use_one(

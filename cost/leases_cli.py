@@ -14,7 +14,9 @@ import typer
 from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
 
 if TYPE_CHECKING:
+    from cost.chargeback import Chargeback
     from cost.held import Held
+    from cost.ledger import Ledger
 
 leases_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Machines held: list them; open, stop, start, close them by hand."
@@ -80,18 +82,18 @@ def open_lease(
     """A machine that no sweep started is held from now, or from `--from`, on. Prints the lease's id."""
     import socket
 
-    from cost.commitments import TAG, load
+    from cost.chargeback import Chargeback
+    from cost.commitments import TAG, known
     from cost.money import exact_decimal
     from cost.periods import instant_in, zone_of
     from cost.prices import MissingPriceError, PriceBook, pico_per_hour
-    from cost.records import Lease, LedgerError
+    from cost.records import Lease
 
     with opened(root, db, write=True, create=True) as ledger:
         now = ledger.now_ns()
         from_ns = now if since is None else instant_in(since, zone_of("UTC"))
-        paid = [one for one in load(ledger) if one.name == commitment]
-        if commitment and not paid:
-            raise LedgerError(f"there is no commitment {commitment!r}; enter it with: python -m cost commitments add")
+        tags = dict(_pair(text) for text in tag or []) | ({TAG: commitment} if commitment else {})
+        paid = [known(ledger, tags[TAG])] if TAG in tags else []
         try:
             row = PriceBook.load(pricing).in_force(sku, from_ns, purchase=purchase, region=region or None)
         except MissingPriceError:
@@ -101,7 +103,7 @@ def open_lease(
         power = None if watts is None else exact_decimal(watts, negative=False)
         if row is not None:
             pico_per_hour(row, cards, power or 0)
-        tags = dict(_pair(text) for text in tag or []) | ({TAG: commitment} if commitment else {})
+        _check_said(ledger, Chargeback(owner, project, tags))
         name = instance or f"{socket.gethostname()}:{machine}"
         lease = Lease(
             lease_id=f"{name}-{from_ns:x}",
@@ -127,6 +129,33 @@ def open_lease(
             ledger.open_lease(lease)
             ledger.remember_prices([row] if row else [])
     typer.echo(lease.lease_id)
+
+
+@leases_app.command("require")
+def require_names(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="owner, project, cost_center or any tag; none: say what is required now.")
+    ] = None,
+    nothing: Annotated[bool, typer.Option("--nothing", help="Require nothing any more.")] = False,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """What every machine opened by hand, and every sweep, has to say of whom it is charged to. Kept in the ledger."""
+    from cost.chargeback import require, required
+    from cost.records import LedgerError
+
+    change = bool(names) or nothing
+    with opened(root, db, write=change, create=change) as ledger:
+        if names and nothing:
+            raise LedgerError("either names, or --nothing")
+        if change:
+            require(ledger, names or [])
+        now = required(ledger)
+    if as_json:
+        print_json({"required": list(now)})
+    else:
+        typer.echo(f"required: {', '.join(now) or 'nothing'}")
 
 
 @leases_app.command("stop")
@@ -217,6 +246,18 @@ def close_lease(
         ledger.close_dead()
         at_ns = None if at is None else instant_in(at, zone_of("UTC"))
         ledger.close_lease(lease_id, how, at_ns=at_ns, released=released)
+
+
+def _check_said(ledger: Ledger, whom: Chargeback) -> None:
+    from cost.chargeback import required
+    from cost.records import LedgerError
+
+    if lacking := whom.lacking(required(ledger)):
+        options = (f"--{name} NAME" if name in ("owner", "project") else f"--tag {name}=VALUE" for name in lacking)
+        raise LedgerError(
+            f"these books require {', '.join(lacking)} of every machine: add {' '.join(options)} "
+            "(`python -m cost leases require` says what is required, and changes it)"
+        )
 
 
 def _set_state(lease_id: str, state: str, at: str | None, root: Path, db: str | None, pricing: Path | None) -> None:

@@ -9,8 +9,9 @@ from decimal import Decimal
 from fractions import Fraction
 from math import floor
 
+from cost import commitments
 from cost.billing import load_rules
-from cost.chargeback import COST_CENTER, Chargeback, set_chargeback
+from cost.chargeback import COST_CENTER, Chargeback, required, set_chargeback
 from cost.clock import SystemClock
 from cost.ledger import Ledger
 from cost.money import Money
@@ -121,14 +122,18 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
     """Attach to the machine's open lease, or open one. A simulated machine is never a real one's instance.
 
     Raises:
-        ConfigError: the machine's lease says that it is stopped.
+        ConfigError: the machine's lease says that it is stopped, or the books require a tag that the sweep lacks, or
+            know nothing of the commitment that it names.
     """
     simulated = cfg.trainer.name == "simulated"
     instance = machine_instance(cfg, sweep_id)
     with ledger.transaction():
         budget = cfg.budget
         tags = {**budget.tags} | ({COST_CENTER: budget.cost_center} if budget.cost_center else {})
-        set_chargeback(ledger, sweep_id, Chargeback(budget.owner, budget.project, tags))
+        whom = Chargeback(budget.owner, budget.project, tags)
+        if not simulated:
+            _check_whom(ledger, whom)
+        set_chargeback(ledger, sweep_id, whom)
         state = ledger.open_lease_of(instance)
         if state is None:
             machine = cfg.machine
@@ -161,6 +166,23 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
         except LedgerError as error:
             raise ConfigError(f"machine={cfg.machine.name}: {error}") from error
     return lease_id
+
+
+def _check_whom(ledger: Ledger, whom: Chargeback) -> None:
+    if lacking := whom.lacking(required(ledger)):
+        keys = (
+            "budget." + name if name in ("owner", "project", COST_CENTER) else f"+budget.tags.{name}"
+            for name in lacking
+        )
+        raise ConfigError(
+            f"the books require {', '.join(lacking)} of every sweep, and this one has none: add "
+            f"{' '.join(f'{key}=NAME' for key in keys)} (`python -m cost leases require` says what is required)"
+        )
+    if commitments.TAG in whom.tags:
+        try:
+            commitments.known(ledger, whom.tags[commitments.TAG])
+        except LedgerError as error:
+            raise ConfigError(f"budget.tags.{commitments.TAG}: {error}") from error
 
 
 def ray_address(cfg: SweepConfig) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 
 import pytest
+from typer.testing import CliRunner
 
 from cost.billing import BillingRule
-from cost.chargeback import Chargeback, set_chargeback, sweeps_chargeback
+from cost.chargeback import Chargeback, require, required, set_chargeback, sweeps_chargeback
+from cost.cli import app
 from cost.grouping import Scope, grouped_report, scoped_lines
 from cost.money import pico_of
 from cost.prices import PriceBook, PriceRow
@@ -86,3 +89,34 @@ def test_the_latest_owner_of_a_sweep_counts_and_an_old_report_has_the_old_one(an
 def test_finance_sees_the_same_owner(books, clock):
     lines = scoped_lines(books, PriceBook((ROW,)), Scope(), clock.utc, rules=RULES).lines
     assert {line.lease.owner for line in lines if line.trial_id} == {"bob"}
+
+
+def test_what_the_books_require_is_asked_of_every_machine_opened_by_hand(tmp_path):
+    runner, root = CliRunner(), ["--root", str(tmp_path / "runs")]
+
+    def run(*words: str) -> tuple[int, str]:
+        said = runner.invoke(app, ["leases", *words, *root])
+        return said.exit_code, said.output
+
+    opening = ["open", "--machine", "m", "--sku", "lambda-h100x8", "--cards", "8"]
+    assert run(*opening, "--instance", "i-0")[0] == 0, "nothing is required before somebody says so"
+    assert run("require", "project", "team") == (0, "required: project, team\n")
+    assert run("require") == (0, "required: project, team\n")
+    code, said = run(*opening, "--instance", "i-1", "--owner", "ann")
+    assert (code, "require project, team of every machine: add --project NAME --tag team=VALUE" in said) == (2, True)
+    assert run(*opening, "--instance", "i-1", "--project", " ", "--tag", "team=rl")[0] == 2, "a blank says nothing"
+    assert run(*opening, "--instance", "i-1", "--project", "ladder", "--tag", "team=rl")[0] == 0
+    assert run("require", "--nothing") == (0, "required: nothing\n")
+    assert run(*opening, "--instance", "i-2")[0] == 0
+    assert run("require", "a b")[0] == 2
+    assert json.loads(run("list", "--json")[1])["leases"][1]["tags"] == {"team": "rl"}
+
+
+def test_the_latest_requirement_counts(any_database, ledger, clock):
+    assert required(ledger) == ()
+    for names in (["owner"], ["owner"], ["team", "cost_center"]):
+        clock.advance_seconds(1)
+        require(ledger, names)
+    assert required(ledger) == ("team", "cost_center")
+    assert len(list(ledger.events("required_tags"))) == 2
+    assert Chargeback("ann", tags={"cost_center": "4711"}).lacking(required(ledger)) == ["team"]

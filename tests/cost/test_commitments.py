@@ -204,6 +204,28 @@ def test_another_currency_than_that_of_the_lease_is_refused(books, clock, make_l
         costs(books, clock, by="category")
 
 
+def test_a_lease_that_names_what_nobody_bought_is_flagged_and_found_until_it_is_entered(
+    any_database, books, clock, make_lease
+):
+    more = {
+        "sku": "box",
+        "provider": "cloud",
+        "price_hash": ROW.hash,
+        "tags": {"commitment": "cb-9"},
+        "opened_by": "hand",
+    }
+    books.open_lease(make_lease("L2", **more))
+    clock.advance(HOUR)
+    report = grouped_report(books, BOOK, Scope(by="machine"), clock.utc, rules=RULES)
+    assert ["unknown_commitment" in row.flags for row in report.rows if row.name == "h100x8"] == [True]
+    assert costs(books, clock, by="machine")["h100x8"] == (pico_of(18), pico_of(8)), "the price book counts"
+    (finding,) = run_checks(books, BOOK, clock.utc, rules=RULES)
+    assert (finding.check, finding.where) == ("commitments", "lease L2")
+    assert "python -m cost commitments add cb-9" in finding.what
+    add(books, block("cb-9"), ())
+    assert run_checks(books, BOOK, clock.utc, rules=RULES) == []
+
+
 def test_on_the_command_line(tmp_path: Path):
     runner, root = CliRunner(), ["--root", str(tmp_path / "runs")]
     bought = ["--price", "240 USD", "--cards", "8", "--from", "2026-01-01", "--to", "2026-01-02", "--sku", "p5"]
@@ -214,6 +236,7 @@ def test_on_the_command_line(tmp_path: Path):
     refused = runner.invoke(app, [*opening, "--commitment", "cb-8"])
     assert refused.exit_code == 2
     assert "there is no commitment 'cb-8'" in refused.output
+    assert runner.invoke(app, [*opening, "--tag", "commitment=cb-8"]).exit_code == 2, "as a tag, too"
     opened = runner.invoke(app, [*opening, "--commitment", "cb-7", "--from", "2026-01-01T12:00"])
     assert opened.exit_code == 0, opened.output
     closed = runner.invoke(app, ["leases", "close", opened.output.strip(), "--at", "2026-01-01T18:00", *root])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cost.billing import load_rules
-from cost.chargeback import Chargeback, sweeps_chargeback
+from cost.chargeback import Chargeback, require, sweeps_chargeback
 from cost.ledger import Ledger
 from cost.machine_states import Change, set_state
 from cost.power import STREAM
@@ -57,3 +57,17 @@ def test_a_machine_that_the_books_have_as_stopped_is_refused_with_the_command_th
     with pytest.raises(ConfigError, match=rf"machine=cpu: lease {lease_id} is stopped since .*leases start {lease_id}"):
         hold_machine(cfg, ledger, "s2", find_price(cfg))
     assert set(sweeps_chargeback(ledger)) == {"s1"}, "nothing of the refused sweep was written"
+
+
+def test_a_sweep_that_lacks_what_the_books_require_or_names_what_nobody_bought_holds_nothing(ledger):
+    require(ledger, ["project", "team", "cost_center"])
+    cfg = compose(["+stage=smoke", "budget.project=ladder"])
+    with pytest.raises(
+        ConfigError, match=r"require team, cost_center .* add \+budget.tags.team=NAME budget.cost_center="
+    ):
+        hold_machine(cfg, ledger, "s1", find_price(cfg))
+    require(ledger, [])
+    cfg = compose(["+stage=smoke", "+budget.tags.commitment=cb-9"])
+    with pytest.raises(ConfigError, match=r"budget.tags.commitment: there is no commitment 'cb-9'"):
+        hold_machine(cfg, ledger, "s1", find_price(cfg))
+    assert ledger.leases() == []
