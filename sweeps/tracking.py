@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ MAX_METRICS_PER_BATCH = 900
 POLL_SECONDS = 2.0
 MAX_BACKOFF_SECONDS = 60.0
 
+_SQLITE = "sqlite:///"
 _STATUS = {TrialState.COMPLETED: "FINISHED", TrialState.PRUNED: "FINISHED", TrialState.FAILED: "FAILED"}
 
 
@@ -106,6 +108,7 @@ class Delivery:
         self._sweep_id = sweep_id
         self._runs: dict[str, str] = {}
         self._cards: dict[str, int] = {}
+        self._evaluated: dict[str, set[int]] = {}
         self._parent: str | None = None
         self._cursor = 0
         for run in self._client.search_runs([self.experiment_id], f"tags.sweep_id = '{sweep_id}'", max_results=50_000):
@@ -125,11 +128,15 @@ class Delivery:
         """
         metrics: dict[str, list[Any]] = {}
         last = self._cursor
-        for event in sweep_events(ledger, self._sweep_id, after=self._cursor):
-            self._take(event, metrics)
-            last = event.sequence
-        for run_id in list(metrics):
-            self._flush(run_id, metrics)
+        try:
+            for event in sweep_events(ledger, self._sweep_id, after=self._cursor):
+                self._take(event, metrics)
+                last = event.sequence
+            for run_id in list(metrics):
+                self._flush(run_id, metrics)
+        except BaseException:
+            self._evaluated.clear()  # of what was to be delivered, nobody knows what arrived
+            raise
         if last > self._cursor and self._parent is not None:
             self._client.set_tag(self._parent, CURSOR_TAG, str(last))
             self._cursor = last
@@ -169,18 +176,20 @@ class Delivery:
         if self._parent is None:
             run = self._client.create_run(self.experiment_id, at_ms, tags, run_name=self._sweep_id)
             self._parent = run.info.run_id
-            self._params(self._parent, _flat(config))
+        # Of runs that are there already too: whoever made them may have died before this.
+        self._params(self._parent, _flat(config))
         for trial in body["trials"]:
-            if trial["trial_id"] in self._runs:
-                continue
-            name = (
-                f"{trial['prompts_per_step']}x{trial['group_size']} {'='.join(trial['names'])} {trial['trial_id'][:6]}"
-            )
-            child_tags = {**tags, "trial_id": trial["trial_id"], "mlflow.parentRunId": self._parent, "state": "PLANNED"}
-            run = self._client.create_run(self.experiment_id, at_ms, child_tags, run_name=name)
-            self._runs[trial["trial_id"]] = run.info.run_id
+            if trial["trial_id"] not in self._runs:
+                name = (
+                    f"{trial['prompts_per_step']}x{trial['group_size']} {'='.join(trial['names'])} "
+                    f"{trial['trial_id'][:6]}"
+                )
+                more = {"trial_id": trial["trial_id"], "mlflow.parentRunId": self._parent, "state": "PLANNED"}
+                run = self._client.create_run(self.experiment_id, at_ms, tags | more, run_name=name)
+                self._runs[trial["trial_id"]] = run.info.run_id
             point = {k: trial[k] for k in ("prompts_per_step", "group_size", "lr", "lr_scaling", "seed")}
-            self._params(run.info.run_id, point | _flat({k: config[k] for k in ("model", "task", "algorithm")}))
+            recipe = _flat({k: config[k] for k in ("model", "task", "algorithm")})
+            self._params(self._runs[trial["trial_id"]], point | recipe)
 
     def _message(self, said: Word, metrics: dict[str, list[Any]]) -> None:
         run_id, trial_id, at_ms = self._runs[said.trial_id], said.trial_id, _ms(said.at_ns)
@@ -193,8 +202,16 @@ class Delivery:
                 self._add(run_id, step_metrics(report, self._cards.get(trial_id, 1)), report.step, at_ms, metrics)
             case EvalReport() as report:
                 accuracy = eval_accuracy(report)
-                if accuracy is not None:
+                if accuracy is not None and report.step not in self._evaluated_steps(run_id):
+                    self._evaluated_steps(run_id).add(report.step)
                     self._add(run_id, {"eval_acc": accuracy}, report.step, at_ms, metrics)
+
+    def _evaluated_steps(self, run_id: str) -> set[int]:
+        """Steps whose evaluation is there: one that is taken again, after a restart from the beginning, adds none."""
+        if run_id not in self._evaluated:
+            known = self._client.get_metric_history(run_id, "eval_acc")
+            self._evaluated[run_id] = {metric.step for metric in known}
+        return self._evaluated[run_id]
 
     def _add(
         self, run_id: str, values: Mapping[str, float], step: int, at_ms: int, metrics: dict[str, list[Any]]
@@ -224,7 +241,23 @@ def _client(uri: str) -> MlflowClient:
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
+    if uri.startswith(_SQLITE) and not (path := Path(uri.removeprefix(_SQLITE))).exists():
+        _make_store(path)
     return MlflowClient(tracking_uri=uri)
+
+
+def _make_store(path: Path) -> None:
+    """A SQLite store, whole or not there at all: MLflow cannot go on with one whose first migration was killed."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        SqlAlchemyStore(f"{_SQLITE}{partial}", str(path.parent / "mlartifacts")).engine.dispose()
+        with suppress(FileExistsError):  # another sweep's driver was faster, and its store may be in use
+            os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _experiment_id(client: MlflowClient, name: str, uri: str, artifacts: Path) -> str:
