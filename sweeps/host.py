@@ -58,7 +58,7 @@ class _Held:
 
 
 class SweepHost:
-    """One sweep's driver, as its executor sees it (`sweeps.executors.Host`)."""
+    """One sweep's driver, as its executor sees it (`sweeps.executors.Host`). What it is told twice counts once."""
 
     def __init__(
         self,
@@ -119,7 +119,9 @@ class SweepHost:
         return not self._running and (bool(self._stop) or not self._waiting)
 
     def on_granted(self, attempt: Attempt) -> None:
-        held = self._held[str(attempt)]
+        held = self._held.get(str(attempt))
+        if held is None or held.granted:
+            return
         trial = self._journal.record.trials[attempt.trial_id]
         body = {
             "trial_id": attempt.trial_id,
@@ -135,13 +137,15 @@ class SweepHost:
         self._view.changed(trial, None)
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+        held = self._held.get(str(attempt))
+        if held is None:
+            return Continue()  # its end was told before
         trial = self._journal.record.trials[attempt.trial_id]
         if isinstance(message, StepReport):
             # The journal decides: what the trainer said before may have died on its way here.
             message = replace(message, replay=message.step <= trial.summary.step)
         if not self._journal.message(attempt.trial_id, attempt.number, sequence, message):
             return self._decide(trial, message)  # it came twice
-        held = self._held[str(attempt)]
         held.last_word = sequence
         for kind, card_ns in message.phase_card_ns.items():
             held.phases[kind] = held.phases.get(kind, 0) + card_ns
@@ -163,7 +167,9 @@ class SweepHost:
         return command
 
     def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
-        held = self._held[str(attempt)]
+        held = self._held.get(str(attempt))
+        if held is None or held.ended:
+            return
         trial = self._journal.record.trials[attempt.trial_id]
         outcome, _, reason = outcome.partition(":")
         state = OUTCOMES[outcome]
@@ -185,7 +191,9 @@ class SweepHost:
         self._view.changed(trial, None)
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
-        held = self._held.pop(str(attempt))
+        held = self._held.pop(str(attempt), None)
+        if held is None:
+            return
         outcome = self._journal.record.trials[attempt.trial_id].attempts[-1].outcome or "lost"
         body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "released": released}
         with self._journal.transaction():
