@@ -60,7 +60,7 @@ def restore(copy: Path, ledger: Path) -> Path | None:
     Raises:
         StoreError: the copy is no whole ledger, or a driver is writing to the ledger now.
     """
-    _check_whole(copy)
+    check_whole(copy)
     aside = None
     if ledger.exists():
         _check_unused(ledger)
@@ -76,7 +76,8 @@ def restore(copy: Path, ledger: Path) -> Path | None:
     return aside
 
 
-def _check_whole(copy: Path) -> None:
+def check_whole(copy: Path) -> None:
+    """A file is a whole ledger. Raises StoreError."""
     try:
         with closing(sqlite3.connect(f"file:{copy.absolute()}?mode=ro", uri=True)) as raw:
             said = raw.execute("PRAGMA integrity_check").fetchone()[0]

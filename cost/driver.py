@@ -79,6 +79,17 @@ class Driver:
         return self._store.read()
 
     @contextmanager
+    def unsigned(self) -> Iterator[Connection]:
+        """A write transaction for facts that other drivers signed: for `cost.merge` alone."""
+        with self._store.turn:
+            try:
+                with self._store.write() as connection:
+                    yield connection
+            except BaseException:
+                self._forget()
+                raise
+
+    @contextmanager
     def _write(self) -> Iterator[Connection]:
         with self._store.turn:
             before = self._registered, self._steps_written
@@ -93,6 +104,10 @@ class Driver:
                 self._registered, self._steps_written = before
                 self._forget()
                 raise
+
+    def lock_stream(self, connection: Connection, stream: str) -> None:
+        """No other program appends to a journal until the transaction ends."""
+        self._store.lock(connection, f"stream {stream}")
 
     def _forget(self) -> None:
         """Called when a transaction is undone."""

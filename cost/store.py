@@ -36,7 +36,7 @@ class Store:
 
     def __init__(self, url: str | Path, *, create: bool, read_only: bool, busy_seconds: float = BUSY_SECONDS) -> None:
         self.read_only = read_only
-        self.path = _sqlite_path(url)
+        self.path = sqlite_path(url)
         self.turn = threading.RLock()
         """Held by the thread whose write transaction is open."""
         self._connection: Connection | None = None
@@ -198,7 +198,7 @@ class Store:
         return f"the newest backup is {found[-1]}; go on from it with: python -m cost restore {found[-1]}"
 
 
-def _sqlite_path(url: str | Path) -> Path | None:
+def sqlite_path(url: str | Path) -> Path | None:
     """The file of a SQLite ledger; None where the URL is of a server."""
     if isinstance(url, Path) or "://" not in url:
         return Path(url)

@@ -42,9 +42,11 @@ def opened(bucket):
         yield client
 
 
-def fetched(client, place: Place, folder: Path):
+def fetched(client, place: Place, folder: Path) -> tuple[tuple[CheckpointId, Path], list[str]]:
     said: list[str] = []
-    return checkpoints.fetch_newest(client, place, "t1", folder, said.append), said
+    found = checkpoints.fetch_newest(client, place, "t1", folder, said.append)
+    assert found is not None, said
+    return found, said
 
 
 @pytest.mark.parametrize("size", [100, 2 * checkpoints.PART_BYTES + 7], ids=["small", "multipart"])
@@ -111,8 +113,8 @@ def test_a_manifest_cannot_write_elsewhere(opened, client, place, tmp_path, name
     body = json.loads(client.get_object(Bucket=place.bucket.name, Key=key)["Body"].read())
     body["files"].append({"name": name, "bytes": 1, "sha256": "0" * 64})
     client.put_object(Bucket=place.bucket.name, Key=key, Body=json.dumps(body).encode())
-    found, said = fetched(opened, place, tmp_path / "other")
-    assert found is None
+    said: list[str] = []
+    assert checkpoints.fetch_newest(opened, place, "t1", tmp_path / "other", said.append) is None
     assert "is no manifest of a checkpoint" in said[0]
 
 
