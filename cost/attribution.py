@@ -120,7 +120,7 @@ def attribute(
         states = facts.lease_states(connection, as_of_ns=as_of_ns)
         lines = _corrections(connection, everything, as_of_ns, invoiced)
     other = beside(ledger, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
-    found: list[Line] = [] if sweep_id is not None else _unused_lines(other.used, now_ns)
+    found: list[Line] = [] if sweep_id is not None else _unused_lines(other.used, now_ns, invoiced)
     usages: dict[tuple[str, UsageKey], Usage] = {}
     for one in everything:
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
@@ -141,12 +141,13 @@ def _commitment(segment: Segment) -> str:
     return name.removeprefix(commitments.PREFIX) if name.startswith(commitments.PREFIX) else ""
 
 
-def _unused_lines(used: commitments.Usage, now_ns: int) -> list[Line]:
+def _unused_lines(used: commitments.Usage, now_ns: int, invoiced: Spans) -> list[Line]:
     """What was bought, when it was, and what of it nobody used."""
     found = []
     for one in used.bought:
         line = Line(one.lease, "", "", 0, "purchase", 0, 0, one.from_ns, one.from_ns, None, False)
-        found.append(replace(line, status="provisional", commitment=one.name, paid_pico=one.price.pico))
+        status = "invoiced" if invoiced.get(one.lease.lease_id) else "provisional"
+        found.append(replace(line, status=status, commitment=one.name, paid_pico=one.price.pico))
     for rest in used.unused:
         one = rest.commitment
         status = "estimated" if now_ns < one.to_ns else "provisional"

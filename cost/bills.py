@@ -25,8 +25,8 @@ import yaml
 from cost.money import pico_of
 from cost.prices import DEFAULT_FOLDER, PriceError, instant_ns
 
-KINDS = ("machine", "storage", "egress", "requests", "fee", "tax", "credit", "refund")
-FACTS = ("resource", "start", "end", "amount", "currency", "quantity", "unit", "category", "description")
+KINDS = ("machine", "storage", "egress", "requests", "fee", "tax", "credit", "refund", "purchase")
+FACTS = ("resource", "commitment", "start", "end", "amount", "currency", "quantity", "unit", "category", "description")
 NEEDED = ("resource", "start", "amount")
 _TOTAL = re.compile(r"\s*((grand|sub)[ -]?)?(total|sum)\b.*|\s*(合计|总计|小计|总额).*", re.IGNORECASE)
 _AMOUNT = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
@@ -71,6 +71,8 @@ class BillLine:
     card_seconds: Fraction | None
     quantum: int
     where: str
+    commitment: str = ""
+    """The commitment that it pays for, or is paid for by."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ class _LineReader:
             card_seconds=card_seconds,
             quantum=quantum,
             where=where,
+            commitment=self._cell(cells, "commitment"),
         )
 
     def amount(self, cells: Sequence[str], number: int) -> tuple[int, int]:

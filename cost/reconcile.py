@@ -1,7 +1,7 @@
-"""The ledger against a provider's bill: per lease and day, the difference and its causes; and correcting entries.
+"""The ledger against a provider's bill: per lease and day, and per commitment, the difference and its causes.
 
-Causes sum to the difference exactly. Truing up goes down to each trial, through entries that can be written twice
-without effect. The bill is believed, the facts are not changed. Own hardware is on nobody's bill and is left out.
+Causes sum to the difference exactly. Own hardware, and what was only simulated, is on nobody's bill and is left out.
+Nothing is written here.
 """
 
 from __future__ import annotations
@@ -13,89 +13,19 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from cost.attribution import BY_BILL, Line, attribute
+from cost import commitments, purchases
+from cost.attribution import Line, attribute
 from cost.billing import BillingRule, load_rules, rule_for
-from cost.bills import Bill, BillLine, day_text, period_of
+from cost.bills import Bill, BillLine, period_of
+from cost.comparison import APART, DAY_NS, KIND, NS, Cause, Comparison, Reconciliation
 from cost.fx import Conversion, Rate, convert, rate_notes
-from cost.money import largest_remainder
 from cost.prices import PriceBook, PriceRow, pico_per_hour
-from cost.records import Correction, Lease, LeaseState
-from cost.status import note_invoice
+from cost.records import Lease, LeaseState
 
 if TYPE_CHECKING:
     from cost.ledger import Ledger
 
-NS = 10**9
-DAY_NS = 86_400 * NS
-CAUSES = (
-    "price",
-    "rounding",
-    "idle",
-    "unbilled_time",
-    "tax",
-    "credit",
-    "fx",
-    "storage",
-    "egress",
-    "fee",
-    "unexplained",
-)
-# Categories of the ledger that a bill shows as charges of their own; everything else is machine time.
-_APART = {"storage": "storage", "egress": "egress", "requests": "storage", "fee": "fee", "tax": "tax"}
-_APART |= {"credit": "credit", "refund": "credit"}
-_KIND = {"requests": "storage", "refund": "credit"}
 _MATCH_SLACK_NS = 3600 * NS
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A part of a difference: one of CAUSES, how much, and a sentence about it."""
-
-    name: str
-    pico: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One kind of charge of one lease in one day, or in the whole bill where its lines span days."""
-
-    lease: Lease
-    kind: str
-    from_ns: int
-    to_ns: int
-    bill_pico: int
-    ledger_pico: int
-    idle_pico: int
-    """The part of the ledger's amount that no trial held: what a look at trials alone would miss."""
-    causes: tuple[Cause, ...]
-    by_hand_pico: int = 0
-    """The part of the ledger's amount that was entered with `cost correct`."""
-
-    @property
-    def difference(self) -> int:
-        return self.bill_pico - self.ledger_pico
-
-    @property
-    def when(self) -> str:
-        last = day_text(self.to_ns - NS)
-        first = day_text(self.from_ns)
-        return first if first == last else f"{first} to {last}"
-
-
-@dataclass(frozen=True)
-class Reconciliation:
-    """A bill compared. `missing` are its lines that no lease explains, `unbilled` leases of its time not on it."""
-
-    bill: Bill
-    comparisons: tuple[Comparison, ...]
-    missing: tuple[BillLine, ...]
-    unbilled: tuple[tuple[Lease, int], ...]
-    notes: tuple[str, ...]
-
-    @property
-    def agrees(self) -> bool:
-        return not self.missing and not self.unbilled and not any(c.difference for c in self.comparisons)
 
 
 @dataclass(frozen=True)
@@ -128,17 +58,19 @@ def reconcile(
     found = attribute(ledger, book, now_ns, cuts=cuts, rules=rules)
     by_lease: dict[str, list[Line]] = defaultdict(list)
     for line in found.lines:
-        if first <= line.from_ns < last and not line.imputed and not line.commitment:
+        if first <= line.from_ns < last and on_a_bill(line):
             by_lease[line.lease.lease_id].append(line)
     states = {s.lease.lease_id: s for s in found.leases}
     books = _Books(by_lease, book, rates, rules)
-    matched, missing = _match(bill, found.leases)
     notes: list[Conversion] = []
-    comparisons: list[Comparison] = []
+    bought, rest = purchases.match(bill, commitments.load(ledger))
+    comparisons = purchases.compare(bill, bought, rates, notes)
+    matched, missing = _match(bill, rest, found.leases)
     for lease_id, lines in matched.items():
         comparisons += _compare_lease(books, states[lease_id].lease, lines, (first, last), notes)
     providers = {states[lease_id].lease.provider for lease_id in matched} | {bill.map.provider} - {""}
-    unbilled = []
+    providers |= {one.provider for one, _ in bought}
+    unbilled = purchases.not_on(bill, commitments.load(ledger), bought, providers)
     for lease_id, lines in by_lease.items():
         pico = sum(line.pico for line in lines)
         lease = states[lease_id].lease
@@ -147,7 +79,14 @@ def reconcile(
     return Reconciliation(bill, tuple(comparisons), tuple(missing), tuple(unbilled), rate_notes(notes))
 
 
-def _match(bill: Bill, states: Iterable[LeaseState]) -> tuple[dict[str, list[BillLine]], list[BillLine]]:
+def on_a_bill(line: Line) -> bool:
+    """Whether it is charged for itself: not own hardware, not simulated, not paid for by a commitment's purchase."""
+    return not line.imputed and not line.lease.simulated and not line.commitment
+
+
+def _match(
+    bill: Bill, lines: Sequence[BillLine], states: Iterable[LeaseState]
+) -> tuple[dict[str, list[BillLine]], list[BillLine]]:
     """Bill lines by lease: by resource id, instance id or lease id, and among several leases of one machine by time."""
     known: dict[str, list[LeaseState]] = defaultdict(list)
     for state in states:
@@ -157,7 +96,7 @@ def _match(bill: Bill, states: Iterable[LeaseState]) -> tuple[dict[str, list[Bil
                 known[name].append(state)
     matched: dict[str, list[BillLine]] = defaultdict(list)
     missing: list[BillLine] = []
-    for line in bill.lines:
+    for line in lines:
         candidates = known.get(line.resource) or known.get(line.resource.rsplit("/", 1)[-1], [])
         held = [(s, _overlap(line, s)) for s in candidates]
         best = max(held, key=lambda pair: pair[1], default=None)
@@ -183,10 +122,10 @@ def _compare_lease(
     booked: dict[tuple[int, str], list[Line]] = defaultdict(list)
     for line in lines:
         day = line.from_ns // DAY_NS if daily else 0
-        billed[day, _KIND.get(line.kind, line.kind)].append(line)
+        billed[day, KIND.get(line.kind, line.kind)].append(line)
     for line in books.lines.get(lease.lease_id, []):
         day = line.from_ns // DAY_NS if daily else 0
-        booked[day, _APART.get(line.category, "machine")].append(line)
+        booked[day, APART.get(line.category, "machine")].append(line)
     found = []
     for day, kind in sorted({*billed, *booked}):
         span = (day * DAY_NS, (day + 1) * DAY_NS) if daily else period
@@ -333,90 +272,3 @@ def _text(pico_an_hour: Fraction) -> str:
 
 def _price_text(row: PriceRow) -> str:
     return f"{row.price} {row.currency} per {row.per} ({row.kind}, from {row.valid_from})"
-
-
-# Truing up ------------------------------------------------------------------------------------------------------------
-
-
-def corrections(done: Reconciliation, ledger_lines: Sequence[Line]) -> list[Correction]:
-    """Entries that make each compared lease cost what the bill says, down to each trial.
-
-    A difference of price or rounding is spread over what it was a price of; machine time that the books did not know
-    is idle, time that was not billed goes back to those it was booked to. Ids follow from bill, lease, day and cause,
-    so that writing them twice changes nothing. `ledger_lines` are those the comparison was made of.
-    """
-    by_lease: dict[str, list[Line]] = defaultdict(list)
-    for line in ledger_lines:
-        by_lease[line.lease.lease_id].append(line)
-    found = []
-    for one in done.comparisons:
-        lines = [
-            line
-            for line in by_lease[one.lease.lease_id]
-            if one.from_ns <= line.from_ns < one.to_ns and _APART.get(line.category, "machine") == "machine"
-        ]
-        for cause in one.causes:
-            found += _spread(done.bill, one, cause, lines)
-    return found
-
-
-def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[Line]) -> list[Correction]:
-    weights: dict[tuple[str, str, int, str], int] = defaultdict(int)
-    own_category = cause.name if cause.name in ("tax", "credit", "storage", "egress", "fee", "idle") else ""
-    for line in lines:
-        if own_category:
-            weights[line.sweep_id, "", 0, own_category] += line.pico
-        else:
-            weights[line.sweep_id, line.trial_id, line.attempt, line.category] += line.pico
-    keys = [key for key, weight in sorted(weights.items()) if weight > 0]
-    if not keys:
-        category = own_category if own_category and own_category != "idle" else "adjustment"
-        keys, weights = [("", "", 0, category)], {("", "", 0, category): 1}
-    parts = largest_remainder(cause.pico, [weights[key] for key in keys])
-    at_ns = max(one.from_ns, min((line.from_ns for line in lines), default=one.from_ns))
-    found = []
-    # What the books said is part of the id: another difference found later, on the same bill, is another entry.
-    head = f"{BY_BILL}{bill.sha256[:16]}:{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
-    for number, (key, pico) in enumerate(zip(keys, parts, strict=True)):
-        sweep_id, trial_id, attempt, category = key
-        if pico:
-            found.append(
-                Correction(
-                    correction_id=f"{head}:{cause.name}:{number}",
-                    lease_id=one.lease.lease_id,
-                    category=category,
-                    pico=pico,
-                    currency=one.lease.currency,
-                    at_ns=at_ns,
-                    reason=f"{cause.name}: {cause.text}",
-                    sweep_id=sweep_id,
-                    trial_id=trial_id,
-                    attempt=attempt,
-                )
-            )
-    return found
-
-
-def apply(
-    ledger: Ledger,
-    book: PriceBook,
-    done: Reconciliation,
-    now_ns: int,
-    *,
-    rules: Sequence[BillingRule] | None = None,
-) -> list[Correction]:
-    """Writes the corrections of a reconciliation, all or none, and that what it is about is invoiced now.
-
-    Returns the corrections that were new.
-    """
-    first, last = period_of(done.bill)
-    cuts = list(range(first, last + DAY_NS, DAY_NS))
-    lines = attribute(ledger, book, now_ns, cuts=cuts, rules=rules).lines
-    within = [line for line in lines if first <= line.from_ns < last and not line.imputed and not line.commitment]
-    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for one in done.comparisons:
-        spans[one.lease.lease_id].append((one.from_ns, one.to_ns))
-    with ledger.transaction():
-        written = [one for one in corrections(done, within) if ledger.add_correction(one)]
-        note_invoice(ledger, done.bill.sha256, spans)
-    return written

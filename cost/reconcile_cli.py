@@ -10,7 +10,7 @@ import typer
 from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
 
 if TYPE_CHECKING:
-    from cost.reconcile import Reconciliation
+    from cost.comparison import Reconciliation
 
 
 def reconcile(
@@ -32,10 +32,12 @@ def reconcile(
     Exits 0 when they agree or were trued up, 1 when they differ.
     """
     from cost import reconcile as rec
+    from cost import truing_up
     from cost.bills import load_maps, read_bill
     from cost.fx import load_rates
     from cost.money import pico_text
     from cost.prices import PriceBook
+    from cost.purchases import PURCHASE
     from cost.records import LedgerError
 
     with opened(root, db, write=apply) as ledger:
@@ -50,12 +52,14 @@ def reconcile(
                 f"nothing was written: entries made with `cost correct` are not on this bill in that amount ({named}). "
                 "Take them back as well with --over-hand, or wait for the bill that has them"
             )
-        written = rec.apply(ledger, book, done, now) if apply else []
+        written = truing_up.apply(ledger, book, done, now) if apply else []
     if as_json:
         print_json(body(done, written))
     else:
         _print(done, len(written), apply)
-    open_points = bool(done.missing or done.unbilled)
+    # What was bought is entered, not corrected.
+    bought_otherwise = any(c.kind == PURCHASE and c.difference for c in done.comparisons)
+    open_points = bool(done.missing or done.unbilled or bought_otherwise)
     if open_points or (not apply and not done.agrees):
         raise typer.Exit(1)
 
@@ -117,7 +121,12 @@ def _print(done: Reconciliation, written: int, applied: bool) -> None:
         what = m.resource or m.description or m.kind
         print(f"  missing lease: {what} for {amount} ({m.where}); enter it with: python -m cost leases open")
     for lease, pico in done.unbilled:
-        print(f"  not on the bill: lease {lease.lease_id}, {rounded(pico, 4)} {lease.currency} in the books")
+        what = (
+            lease.lease_id.replace(":", " ", 1)
+            if lease.lease_id.startswith("commitment:")
+            else f"lease {lease.lease_id}"
+        )
+        print(f"  not on the bill: {what}, {rounded(pico, 4)} {lease.currency} in the books")
     for note in done.notes:
         print(f"  rate: {note}")
     if applied:

@@ -17,14 +17,17 @@ from cost.attribution import attribute
 from cost.billing import BillingRule
 from cost.bills import load_maps, read_bill
 from cost.clock import FakeClock
+from cost.commitments import Commitment, add
 from cost.fx import Rate
 from cost.grouping import Scope, grouped_report
 from cost.ledger import Ledger
+from cost.money import Money
 from cost.output import as_json, csv_text
 from cost.prices import PICO, PriceBook, PriceRow, instant_ns, read_row
-from cost.reconcile import apply, reconcile, taken_back
+from cost.reconcile import reconcile, taken_back
 from cost.reconcile_cli import reconcile as reconcile_command
 from cost.records import Correction, Lease, UsageKey
+from cost.truing_up import apply
 
 CONF = Path(__file__).parents[2] / "conf" / "pricing"
 MAPS = load_maps(CONF)
@@ -340,6 +343,66 @@ def test_reports_and_finance_files_say_the_least_firm_status_of_what_they_add_up
     found = attribute(books.ledger, BOOK, books.clock.utc, cuts=focus.month_cuts(START, books.clock.utc), rules=RULES)
     said = {(row["x_LeaseId"], row["x_ChargeStatus"]) for row in focus.rows(found)}
     assert said == {("L1", "invoiced"), ("L2", "estimated")}
+
+
+FOCUS = "ResourceId,CommitmentDiscountId,ChargePeriodStart,ChargePeriodEnd,BilledCost,BillingCurrency,ChargeCategory\n"
+NOVEMBER = "2026-11-01T00:00:00Z,2026-12-01T00:00:00Z"
+
+
+@pytest.fixture
+def bought(books) -> Commitment:
+    one = Commitment(
+        *("cb-7", "reserved", "lambda", "box", 8, Money.parse("900 USD")), START - 10 * HOUR * 10**9, START + 10**18
+    )
+    add(books.ledger, one, ())
+    return one
+
+
+def test_a_purchase_on_the_bill_is_held_against_what_was_entered(books, bought):
+    for resource, commitment in (("", "arn:aws:ec2:reserved/cb-7"), ("commitment:cb-7", ""), ("x", "cb-7")):
+        done = books.compare(
+            f"{resource},{commitment},{NOVEMBER},900,USD,Purchase", f"i-1,,{HELD},128,USD,Usage", header=FOCUS
+        )
+        assert done.agrees
+        assert [c.kind for c in done.comparisons if c.lease.lease_id == "commitment:cb-7"] == ["purchase"]
+    done = books.compare(f",cb-7,{NOVEMBER},300,USD,Purchase", f"i-1,,{HELD},128,USD,Usage", header=FOCUS)
+    assert causes(done) == [("purchase", -600)]
+    assert "entered at 900 USD, and this bill has 300 of it" in done.comparisons[0].causes[0].text
+    done = books.compare(f",cb-7,{NOVEMBER},720,EUR,Purchase", f"i-1,,{HELD},128,USD,Usage", header=FOCUS)
+    assert done.agrees, "720 EUR at 1.25"
+
+
+def test_a_purchase_on_one_side_only_is_named(books, bought):
+    done = books.compare(f"i-1,,{HELD},128,USD,Usage", header=FOCUS)
+    assert [(lease.lease_id, pico) for lease, pico in done.unbilled] == [("commitment:cb-7", 900 * PICO)]
+    done = books.compare(f",cb-8,{NOVEMBER},5,USD,Purchase", f",cb-7,{NOVEMBER},900,USD,Purchase", header=FOCUS)
+    assert [(line.kind, line.pico) for line in done.missing] == [("fee", 5 * PICO)]
+
+
+def test_a_purchase_is_never_corrected_and_is_invoiced_once_a_bill_agreed(books, bought):
+    def said() -> tuple[int, str]:
+        report = grouped_report(books.ledger, BOOK, Scope(by="category"), books.clock.utc, rules=RULES)
+        (row,) = [row for row in report.rows if row.name == "purchase"]
+        return row.billed_pico, row.status
+
+    rest = f"i-1,,{HELD},128,USD,Usage"
+    for amount, status in ((300, "provisional"), (900, "invoiced")):
+        done = books.compare(f",cb-7,{NOVEMBER},{amount},USD,Purchase", rest, header=FOCUS)
+        assert apply(books.ledger, BOOK, done, books.clock.utc, rules=RULES) == []
+        assert said() == (900 * PICO, status)
+
+
+def test_what_a_commitment_pays_for_and_what_was_simulated_is_not_missed_on_the_bill(books, bought):
+    books.hold("L2", "i-2", tags={"commitment": "cb-7"})
+    books.hold("L3", "i-3", tags={"simulated": "true"})
+    books.clock.advance_seconds(HOUR)
+    done = books.compare(
+        f",cb-7,{NOVEMBER},900,USD,Purchase",
+        f"i-1,,{HELD},128,USD,Usage",
+        "i-2,cb-7,2026-11-01T14:00:00Z,2026-11-01T15:00:00Z,0,USD,Usage",
+        header=FOCUS,
+    )
+    assert done.agrees
 
 
 # On the command line ----------------------------------------------------------------------------------------------

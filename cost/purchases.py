@@ -1,0 +1,80 @@
+"""What a bill has of commitments that were bought, against what was entered of them. Nothing is written here.
+
+A purchase is one payment, or several over the commitment's time: a bill that has only a part says so, and that it is a
+part is no error of the books by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from cost.bills import Bill, BillLine, period_of
+from cost.commitments import Commitment
+from cost.comparison import NS, Cause, Comparison
+from cost.fx import Conversion, Rate, convert
+from cost.money import pico_text
+from cost.records import Lease
+
+PURCHASE = "purchase"
+"""The kind of a bill line that pays for a commitment, and of its comparison."""
+
+Bought = Sequence[tuple[Commitment, Sequence[BillLine]]]
+
+
+def match(bill: Bill, known: Iterable[Commitment]) -> tuple[Bought, list[BillLine]]:
+    """The lines of purchases by the commitment that they name, and all others; an unknown purchase is a fee."""
+    by_name = {one.name: one for one in known if bill.map.provider in ("", one.provider)}
+    found: dict[str, list[BillLine]] = defaultdict(list)
+    rest = []
+    for line in bill.lines:
+        names = {
+            line.commitment,
+            line.resource,
+            *(text.rsplit("/", 1)[-1] for text in (line.commitment, line.resource)),
+        }
+        # Our own files name a purchase's resource so.
+        names |= {name.removeprefix("commitment:") for name in names}
+        mine = sorted(names & by_name.keys())
+        if line.kind == PURCHASE and mine:
+            found[mine[0]].append(line)
+        else:
+            rest.append(replace(line, kind="fee") if line.kind == PURCHASE else line)
+    return [(by_name[name], lines) for name, lines in found.items()], rest
+
+
+def compare(bill: Bill, bought: Bought, rates: Sequence[Rate], notes: list[Conversion]) -> list[Comparison]:
+    """One comparison for each commitment that the bill has a payment of. Raises MissingRateError."""
+    found = []
+    for one, lines in bought:
+        pico = 0
+        for line in lines:
+            day = datetime.fromtimestamp(line.from_ns // NS, UTC).date()
+            conversion = convert(line.pico, line.currency, one.price.currency, day, rates)
+            notes.append(conversion)
+            pico += conversion.pico
+        start, stop = min(line.from_ns for line in lines), max(max(line.to_ns, line.from_ns + 1) for line in lines)
+        made = Comparison(one.lease, PURCHASE, start, stop, pico, one.price.pico, 0, ())
+        if made.difference:
+            text = (
+                f"commitment {one.name} was entered at {one.price}, and this bill has {pico_text(pico)} of it: a part, "
+                "where it is paid in several; else enter what was paid"
+            )
+            made = replace(made, causes=(Cause(PURCHASE, made.difference, text),))
+        found.append(made)
+    return found
+
+
+def not_on(
+    bill: Bill, known: Iterable[Commitment], bought: Bought, providers: Iterable[str]
+) -> list[tuple[Lease, int]]:
+    """Commitments that begin in the bill's days and are not on it."""
+    first, last = period_of(bill)
+    there, of = {one.name for one, _ in bought}, set(providers)
+    return [
+        (one.lease, one.price.pico)
+        for one in known
+        if one.name not in there and first <= one.from_ns < last and (one.provider in of or not of)
+    ]
