@@ -23,7 +23,10 @@ from sweeps.executors import Attempt
 from sweeps.journal import OUTCOMES, Journal, TrialRecord, TrialState
 from sweeps.lr_rule import WINDOW_STEPS, advise
 from sweeps.plan import PlannedTrial, trial_spec
+from sweeps.pruning import prune_reason
 from sweeps.retries import retry_after
+from sweeps.search.proposals import propose
+from sweeps.search.space import with_values
 from sweeps.waiting import Waiting
 
 HEARTBEAT_SECONDS = 10
@@ -52,9 +55,13 @@ class _Held:
     granted: bool = False
     ended: bool = False
     phases: dict[str, int] = field(default_factory=dict)
-    """Card-nanoseconds that were reported and are not in the ledger yet."""
+    """Card-nanoseconds that were reported since its newest checkpoint and are not in the ledger yet."""
+    phases_before: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+    """Those up to a checkpoint, with the number of its message."""
     last_word: int = -1
     """Number of its newest message."""
+    checkpoint_in_flush: int | None = None
+    """The flush that writes down its newest checkpoint, of those that the journal counts."""
 
 
 class SweepHost:
@@ -96,6 +103,9 @@ class SweepHost:
         if self._stop or self._running >= most:
             return None
         if not self._waiting.ready(self._ledger.now_ns()):
+            for trial_id in propose(self._cfg, self._journal):
+                self._waiting.put(trial_id)
+        if not self._waiting.ready(self._ledger.now_ns()):
             return None
         trial = self._journal.record.trials[self._waiting.take()]
         number = len(trial.attempts) + 1
@@ -116,7 +126,8 @@ class SweepHost:
         return attempt
 
     def done(self) -> bool:
-        return not self._running and (bool(self._stop) or not self._waiting)
+        nothing_waits = not self._waiting and not self._journal.record.to_propose
+        return not self._running and (bool(self._stop) or nothing_waits)
 
     def on_granted(self, attempt: Attempt) -> None:
         held = self._held.get(str(attempt))
@@ -149,22 +160,31 @@ class SweepHost:
         held.last_word = sequence
         for kind, card_ns in message.phase_card_ns.items():
             held.phases[kind] = held.phases.get(kind, 0) + card_ns
-        if isinstance(message, CheckpointWritten | EvalReport):
-            # At once: after the answer the trainer removes the checkpoint before this one.
+        if isinstance(message, CheckpointWritten):
+            held.phases_before.append((sequence, held.phases))
+            held.phases = {}
+        command = self._decide(trial, message)
+        if isinstance(message, EvalReport) or self._must_be_kept(held, message):
             with self._journal.transaction():
                 self._journal.flush()
                 self._post_phases([held])
                 if isinstance(message, EvalReport) and message.step > 0:
                     self._ledger.set_labels(held.key, _accuracy_labels(message))
-        elif self._journal.flush_is_due:
-            self._journal.flush()
+                self._write_down(attempt, sequence, message, command)
+        else:
+            self._write_down(attempt, sequence, message, command)
+            if self._journal.flush_is_due:
+                self._journal.flush()
         self._view.changed(trial, message)
-        command = self._decide(trial, message)
-        if not isinstance(command, Continue):
-            body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "command": to_json(command)}
-            body["step"] = message.step if isinstance(message, StepReport) else trial.summary.step
-            self._journal.append("command", body, f"command:{attempt}:{sequence}")
         return command
+
+    def _write_down(self, attempt: Attempt, sequence: int, message: Event, command: Command) -> None:
+        """What a trainer is told, with what it is told for: a restart finds both or neither."""
+        if not isinstance(command, Continue):
+            done = self._journal.record.trials[attempt.trial_id].summary.step
+            step = message.step if isinstance(message, StepReport) else done
+            body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "command": to_json(command), "step": step}
+            self._journal.append("command", body, f"command:{attempt}:{sequence}")
 
     def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
         held = self._held.get(str(attempt))
@@ -172,6 +192,8 @@ class SweepHost:
             return
         trial = self._journal.record.trials[attempt.trial_id]
         outcome, _, reason = outcome.partition(":")
+        if trial.pruned is not None and outcome != "completed":
+            outcome, reason = "pruned", trial.pruned
         state = OUTCOMES[outcome]
         micro_batch_tokens = attempt.spec.trainer.micro_batch_tokens
         retry = None if self._stop else retry_after(trial, outcome, self._cfg.retry, micro_batch_tokens)
@@ -261,19 +283,36 @@ class SweepHost:
             return self._stop
         if trial.cancelled is not None:
             return Stop(f"cancelled: {trial.cancelled}")
+        if isinstance(message, EvalReport):
+            reason = trial.pruned or prune_reason(self._journal.record, trial, message.step, self._cfg)
+            return Stop(f"pruned: {reason}") if reason else Continue()
         if isinstance(message, StepReport) and trial.planned.adaptive_lr and message.step < self._cfg.stage.steps:
             return self._move_lr(trial, message)
         return Continue()
 
-    def _post_phases(self, reported: Sequence[_Held]) -> None:
-        """What these attempts reported since the last time, summed up, into the ledger.
+    def _must_be_kept(self, held: _Held, message: Event) -> bool:
+        """Whether a word has to be on the books before it is answered.
 
-        It is done at every checkpoint, so that what came after the last one is known, and with every heartbeat.
+        After the answer the trainer removes all but its newest `keep_checkpoints`; one that the journal knows has to be
+        among those that stay.
         """
-        sums = [(held.key, held.last_word, held.phases) for held in reported if held.phases]
+        if not isinstance(message, CheckpointWritten):
+            return False
+        before, held.checkpoint_in_flush = held.checkpoint_in_flush, self._journal.flushes
+        return self._cfg.trainer.keep_checkpoints < 2 or before == self._journal.flushes
+
+    def _post_phases(self, reported: Sequence[_Held]) -> None:
+        """What these attempts reported since the last time, into the ledger: a sum up to each checkpoint, so that it is
+        known what came after the last one, and one of what came since."""
+        sums = [
+            (held.key, number, phases)
+            for held in reported
+            for number, phases in [*held.phases_before, (held.last_word, held.phases)]
+            if phases
+        ]
         self._ledger.add_phases_of(sums)
         for held in reported:
-            held.phases = {}
+            held.phases, held.phases_before = {}, []
 
     def _listen(self) -> None:
         """Hear what a person wants, from another process, through the journal."""
@@ -297,7 +336,7 @@ class SweepHost:
             return SetLr(trial.lr_told[message.step])
         if message.replay or message.step - max(trial.lr_told, default=0) < WINDOW_STEPS:
             return Continue()
-        advice = advise(trial.summary, self._cfg.algorithm)
+        advice = advise(trial.summary, with_values(self._cfg, trial.planned.overrides).algorithm)
         if advice.factor == 1.0 or (advice.action == "raise" and trial.lr_was_raised):
             return Continue()
         return SetLr(trial.lr * advice.factor)

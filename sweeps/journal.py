@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cost.records import IntegrityError, NewEvent
 from rl.codec import from_json, message_from_json, to_json
-from rl.spec import CheckpointWritten, Event, SetLr, Started, StepReport
+from rl.spec import CheckpointWritten, Event, SetLr, Started, StepReport, Stop
 from sweeps.plan import Plan, PlannedTrial
 from sweeps.summary import TrialSummary
 from sweeps.words import NOT_DECIDED, ONE_WORD, STREAM_PREFIX, SUMMARY, WORDS, Word, as_event, word, words_in
@@ -94,6 +94,8 @@ class TrialRecord:
     """Learning rates that the driver set, by the step after which it did."""
     cancelled: str | None = None
     """Why a person does not want it any more; None: nobody said so."""
+    pruned: str | None = None
+    """Why it was told to end early; None: it was not. It ends so, however its attempt does."""
     micro_batch_tokens: int | None = None
     """What a retry made of `trainer.micro_batch_tokens`; None: as configured."""
     messages: int = 0
@@ -111,6 +113,8 @@ class TrialRecord:
         if outcome is None:
             return TrialState.RUNNING
         state = OUTCOMES[outcome]
+        if self.pruned is not None and state is not TrialState.COMPLETED:
+            return TrialState.PRUNED
         if self.cancelled is not None and (state in UNFINISHED or self.retry_not_before_ns is not None):
             return TrialState.CANCELLED
         return TrialState.PLANNED if state is TrialState.FAILED and self.retry_not_before_ns is not None else state
@@ -150,6 +154,8 @@ class SweepRecord:
     config: Mapping[str, Any] = field(default_factory=dict)
     planned_ns: int = 0
     trials: dict[str, TrialRecord] = field(default_factory=dict)
+    proposals: int = 0
+    """Trials that the search proposes in all; 0 where the whole plan was known."""
     gate: Mapping[str, Any] | None = None
     lease_ids: list[str] = field(default_factory=list)
     ended: str | None = None
@@ -173,9 +179,19 @@ class SweepRecord:
         return [t for t in self.trials.values() if t.state in UNFINISHED]
 
     @property
+    def to_propose(self) -> int:
+        """Trials that the search has yet to propose."""
+        return max(0, self.proposals - len(self.trials))
+
+    @property
+    def left(self) -> int:
+        """Trials that have yet to run, or to go on."""
+        return len(self.unfinished) + self.to_propose
+
+    @property
     def closed(self) -> bool:
         """Nothing is left to do: every trial is over, the gate has judged them, and a driver has closed the books."""
-        return not self.unfinished and self.gate is not None and self.ended is not None
+        return not self.left and self.gate is not None and self.ended is not None
 
     def apply(self, event: StoredEvent) -> None:
         """Take in one event.
@@ -199,9 +215,19 @@ class SweepRecord:
     def _on_sweep_planned(self, body: Mapping[str, Any], at_ns: int) -> None:
         self.stage, self.machine, self.config = body["stage"], body["machine"], body["config"]
         self.plan_digest, self.planned_ns = body["plan_digest"], at_ns
+        self.proposals = body.get("proposals", 0)
         for row in body["trials"]:
-            planned = from_json(PlannedTrial, row)
-            self.trials[planned.trial_id] = TrialRecord(planned)
+            self._add(row)
+
+    def _on_trial_planned(self, body: Mapping[str, Any], at_ns: int) -> None:
+        self._add(body["trial"])
+
+    def _on_search_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
+        self.proposals = len(self.trials)
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        planned = from_json(PlannedTrial, row)
+        self.trials[planned.trial_id] = TrialRecord(planned)
 
     def _on_driver_started(self, body: Mapping[str, Any], at_ns: int) -> None:
         self.ended = self.ended_ns = self.stop_wanted = None
@@ -226,6 +252,8 @@ class SweepRecord:
         trial, command = self.trials[body["trial_id"]], message_from_json(body["command"])
         if isinstance(command, SetLr):
             trial.lr_told[body.get("step", trial.summary.step)] = command.lr
+        if isinstance(command, Stop) and command.reason.startswith("pruned:"):
+            trial.pruned = command.reason.partition(":")[2].strip()
 
     def _on_operator(self, body: Mapping[str, Any], at_ns: int) -> None:
         self.operator_commands += 1
@@ -233,6 +261,12 @@ class SweepRecord:
             self.stop_wanted = body["reason"]
         for trial_id in body["trials"]:
             self.trials[trial_id].cancelled = body["reason"]
+
+    def _on_checkpoint_moved(self, body: Mapping[str, Any], at_ns: int) -> None:
+        """Its driver found it elsewhere than where it was written: in an archive, or in a bucket, maybe an older one."""
+        summary = self.trials[body["trial_id"]].summary
+        if summary.checkpoint is not None:
+            summary.checkpoint = replace(summary.checkpoint, step=body["step"], path=body["path"])
 
     def _on_attempt_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
         attempt = self.trials[body["trial_id"]].attempts[-1]
@@ -270,6 +304,8 @@ class Journal:
         self._ledger = ledger
         self._stream = STREAM_PREFIX + sweep_id
         self._words: list[Word] = []
+        self.flushes = 0
+        """How often words were written down."""
         self._written: list[StoredEvent] = []
         self._in_transaction = False
         self.record, self._cursor = _load(ledger, sweep_id)
@@ -314,6 +350,7 @@ class Journal:
             self._written += self._ledger.append_events(self._stream, events)
             if self._words:
                 self._words = []
+                self.flushes += 1
 
     def _take_written(self) -> None:
         """What this driver wrote it need not read; but where another one wrote between, it reads, to keep the order."""
@@ -334,6 +371,7 @@ class Journal:
             "plan_digest": plan.digest,
             "points": plan.points,
             "trials": [to_json(t) for t in plan.trials],
+            "proposals": plan.proposals,
             "config": config,
         }
         self.append("sweep_planned", body, "plan")
