@@ -1,0 +1,312 @@
+"""What must hold of a sweep that was killed and resumed, seen from outside: journal, ledger, files, MLflow.
+
+What it is held against comes from the witness (when cards were really held) and from adding up the durations that the
+simulated trainer was given; never from the code that keeps the books.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from cost.check import run_checks
+from cost.clock import FakeClock
+from cost.ledger import Ledger
+from cost.money import rounded
+from cost.output import CSV_PLACES
+from cost.prices import PriceBook
+from cost.records import NoLedgerError
+from cost.report import sweep_report
+from rl.codec import to_json
+from rl.spec import StepReport
+from rl.trainers.simulated import SimulatedTrainer
+from sweeps.config import CONF_DIR
+from sweeps.config_types import SweepConfig
+from sweeps.journal import SweepRecord, TrialState, load, sweep_events, sweep_ids
+from sweeps.plan import make_plan, trial_spec
+from sweeps.words import Reports, reports, words_in
+from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTUP_S, STEP_S, Plan
+
+SECOND_NS = 10**9
+HEARTBEAT_NS = 10 * SECOND_NS
+
+
+@dataclass(frozen=True)
+class Held:
+    """Cards that were held by an attempt, as the witness saw it."""
+
+    run: int
+    trial_id: str
+    attempt: int
+    from_ns: int
+    to_ns: int
+    killed: bool
+    """Its driver was killed while it held them."""
+
+
+def problems(plan: Plan, cfg: SweepConfig, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Everything that is wrong with what the drivers left in `paths.root`."""
+    root = Path(cfg.paths.root)
+    end_ns = max(line["at_ns"] or 0 for line in lines)
+    with Ledger.open(root / "ledger.db", FakeClock(utc=end_ns + 3600 * SECOND_NS), create=False) as ledger:
+        sweeps = sweep_ids(ledger)
+        if len(sweeps) != 1:
+            return [f"one sweep was started and {len(sweeps)} are in the journal"]
+        record = load(ledger, sweeps[0])
+        return [
+            *_trials(record),
+            *_steps(cfg, plan, record, reports(ledger, record.sweep_id)),
+            *_reports(ledger, record),
+            *_runs(record, held(lines)),
+            *_lost_work(record, lines),
+            *_billed(ledger, plan, record, held(lines)),
+            *_money(ledger, root, record),
+            *_left_behind(ledger, root, record),
+        ]
+
+
+def closed(root: Path) -> bool:
+    """Whether a driver has written that its sweep is over."""
+    if not (root / "ledger.db").exists():
+        return False
+    try:
+        with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
+            return any(load(ledger, sweep_id).closed for sweep_id in sweep_ids(ledger))
+    except NoLedgerError:
+        return False
+
+
+def held(lines: Sequence[Mapping[str, Any]]) -> list[Held]:
+    """Every stretch of cards held, in the order of its beginning."""
+    found: list[Held] = []
+    for run, of_run in itertools.groupby(lines, key=lambda line: line["run"]):
+        mine = list(of_run)
+        begun: dict[tuple[str, int], int] = {}
+        ended: dict[tuple[str, int], int] = {}
+        for line in mine:
+            if line["what"] == "granted":
+                begun[line["trial"], line["attempt"]] = line["at_ns"]
+            elif line["what"] == "released":
+                key = line["trial"], line["attempt"]
+                ended[key] = line["at_ns"]
+            elif line["what"] == "closed":
+                key = line["trial"], line["attempt"]
+                found.append(Held(run, *key, begun.pop(key), ended.pop(key), False))
+        last_ns: int = mine[-1]["at_ns"]
+        found += [Held(run, *key, from_ns, ended.get(key, last_ns), True) for key, from_ns in begun.items()]
+    return sorted(found, key=lambda stretch: stretch.from_ns)
+
+
+def _trials(record: SweepRecord) -> Iterator[str]:
+    """No trial is lost, none is run twice, and all is over."""
+    if record.ended != "done" or record.gate is None:
+        yield f"the sweep ended as {record.ended} with gate {record.gate}"
+    for trial in record.trials.values():
+        if trial.state is not TrialState.COMPLETED:
+            yield f"{trial.trial_id} is {trial.state}"
+        outcomes = [a.outcome for a in trial.attempts]
+        if "completed" in outcomes[:-1] or None in outcomes:
+            yield f"{trial.trial_id} has attempts that ended as {outcomes}"
+        if [a.attempt for a in trial.attempts] != list(range(1, len(outcomes) + 1)):
+            yield f"{trial.trial_id} has attempts {[a.attempt for a in trial.attempts]}"
+
+
+def _steps(cfg: SweepConfig, plan: Plan, record: SweepRecord, found: Mapping[str, Reports]) -> Iterator[str]:
+    """The final record has every step once, with what the trainer says when nobody interrupts it."""
+    for planned in make_plan(cfg).trials:
+        trial = record.trials[planned.trial_id]
+        if trial.state is not TrialState.COMPLETED:
+            continue
+        said = found.get(trial.trial_id, Reports())
+        if sorted(said.steps) != list(range(1, plan.steps + 1)):
+            yield f"{trial.trial_id} has steps {sorted(said.steps)}"
+            continue
+        if sorted(said.evaluations) != [0, plan.steps]:
+            yield f"{trial.trial_id} was evaluated at {sorted(said.evaluations)}"
+        if planned.adaptive_lr:
+            continue  # what it was told, and when, depends on what was known
+        alone = _alone(cfg, planned.trial_id)
+        for number, step in said.steps.items():
+            if to_json(replace(step, replay=False)) != alone[number]:
+                yield f"{trial.trial_id} step {number} is not what it is without interruption"
+
+
+def _alone(cfg: SweepConfig, trial_id: str) -> dict[int, Any]:
+    """Step reports of a trial that runs by itself, without faults, driver or books."""
+    import tempfile
+
+    planned = next(t for t in make_plan(cfg).trials if t.trial_id == trial_id)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = trial_spec(cfg, planned, attempt=1, sweep_dir=Path(folder))
+        faultless = replace(
+            spec.trainer.simulated, crash_at_step=0, hang_at_step=0, preempt_at_step=0, diverge_at_step=0
+        )
+        spec = replace(spec, trainer=replace(spec.trainer, simulated=faultless))
+        return {m.step: to_json(m) for m in SimulatedTrainer().run(spec, None) if isinstance(m, StepReport)}
+
+
+def _reports(ledger: Ledger, record: SweepRecord) -> Iterator[str]:
+    """In the whole story each step of a trial is new once; all its other reports are marked as replayed."""
+    new: Counter[tuple[str, int]] = Counter()
+    raised: dict[str, set[int]] = defaultdict(set)
+    step: dict[str, Mapping[str, Any]] = {}
+    for event in sweep_events(ledger, record.sweep_id):
+        for said in words_in(event):
+            if said.body["kind"] == "step":
+                step[said.trial_id] = said.body
+                if not said.body["replay"]:
+                    new[said.trial_id, said.body["step"]] += 1
+        if event.kind == "warning" and "is gone" in event.body["text"]:
+            yield event.body["text"]
+        elif event.kind == "command" and event.body["command"]["kind"] == "set_lr":
+            before = step[event.body["trial_id"]]
+            if event.body["command"]["lr"] > before["lr"]:
+                raised[event.body["trial_id"]].add(before["step"])
+    for trial in record.trials.values():
+        for number in range(1, trial.summary.step + 1):
+            if new[trial.trial_id, number] != 1:
+                yield f"{trial.trial_id} step {number} counts {new[trial.trial_id, number]} times"
+    for trial_id, steps in raised.items():
+        if len(steps) > 1:
+            yield f"the learning rate of {trial_id} was raised at steps {sorted(steps)}: once is allowed"
+
+
+def _runs(record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:
+    """No trial ran while it was running already, and none after it was over."""
+    by_trial: dict[str, list[Held]] = defaultdict(list)
+    for stretch in stretches:
+        by_trial[stretch.trial_id].append(stretch)
+    for trial_id, mine in by_trial.items():
+        for before, after in itertools.pairwise(mine):
+            if after.from_ns < before.to_ns:
+                yield f"{trial_id} ran twice at once, as attempts {before.attempt} and {after.attempt}"
+        if len(mine) < len(record.trials[trial_id].attempts):
+            yield f"the journal has attempts of {trial_id} that never ran"
+    if missing := set(record.trials) - set(by_trial):
+        yield f"{missing} never ran"
+
+
+def _lost_work(record: SweepRecord, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """An attempt goes on from the newest checkpoint that any driver had taken note of."""
+    known: dict[str, str] = {}
+    for line in lines:
+        if line["what"] == "heard":
+            known[line["trial"]] = line["checkpoint"]
+        elif line["what"] == "granted":
+            due = known.get(line["trial"])
+            if due is not None and (line["checkpoint"] or "") < due:
+                yield f"{line['trial']}/{line['attempt']} went on from {line['checkpoint']}, not from {due}"
+
+
+def _billed(ledger: Ledger, plan: Plan, record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:
+    """What is billed is what was held; of a killed driver's attempts, all but at most one heartbeat. Never more."""
+    usages = {(u.key.trial_id, u.key.attempt, u.from_ns): u for u in ledger.usages(sweep_id=record.sweep_id)}
+    for stretch in stretches:
+        name = f"{stretch.trial_id}/{stretch.attempt} of driver {stretch.run}"
+        usage = usages.pop((stretch.trial_id, stretch.attempt, stretch.from_ns), None)
+        due_ns = stretch.to_ns - stretch.from_ns
+        if usage is None:
+            if not stretch.killed or due_ns > HEARTBEAT_NS:
+                yield f"{name} held a card for {due_ns / SECOND_NS} s and is not in the books"
+            continue
+        if usage.to_ns is None:
+            yield f"{name} is still open in the books"
+            continue
+        billed_ns = usage.to_ns - usage.from_ns
+        lost_ns = due_ns - billed_ns
+        if lost_ns < 0 or lost_ns > (HEARTBEAT_NS if stretch.killed else 0):
+            yield f"{name} held a card for {due_ns / SECOND_NS} s and is billed {billed_ns / SECOND_NS} s"
+        if usage.end_estimated and not stretch.killed:
+            yield f"{name} ended in order and its end is marked as estimated"
+    for trial_id, attempt, _ in usages:
+        yield f"{trial_id}/{attempt} is billed and never ran"
+    yield from _durations(ledger, plan, record)
+
+
+def _durations(ledger: Ledger, plan: Plan, record: SweepRecord) -> Iterator[str]:
+    """An attempt that reached the end was billed what its parts add up to."""
+    usages = {(u.key.trial_id, u.key.attempt): u for u in ledger.usages(sweep_id=record.sweep_id)}
+    for trial in record.trials.values():
+        last = trial.attempts[-1]
+        if last.outcome != "completed":
+            continue
+        usage = usages[trial.trial_id, last.attempt]
+        step_s = Fraction(STEP_S) + Fraction(COMPLETION_S) * trial.planned.prompts_per_step * 2
+        to_do = range(last.from_step + 1, plan.steps + 1)
+        checkpoints = sum(1 for n in to_do if n % plan.checkpoint_every == 0 or n == plan.steps)
+        evaluations = 1 + (last.from_step == 0)
+        due_s = STARTUP_S + step_s * len(to_do) + CHECKPOINT_S * checkpoints + EVALUATION_S * evaluations
+        billed_s = Fraction((usage.to_ns or 0) - usage.from_ns, SECOND_NS)
+        if billed_s != due_s:
+            yield f"{trial.trial_id}/{last.attempt} took {float(due_s)} s and is billed {float(billed_s)} s"
+
+
+def _money(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
+    """The books' own checks find nothing, and every part adds up to what the lease costs."""
+    book = PriceBook.load(CONF_DIR / "pricing")
+    for finding in run_checks(ledger, book, ledger.now_ns()):
+        yield f"cost check: {finding.check}: {finding.where}: {finding.what}"
+    report = sweep_report(ledger, book, record.sweep_id, ledger.now_ns())
+    parts = sum(row.pico for row in [*report.trials, *report.overheads])
+    if parts != report.total_pico:
+        yield f"the parts add up to {parts}, the report says {report.total_pico}"
+    with (root / record.sweep_id / "cost.csv").open(encoding="utf-8") as file:
+        written = sum(Decimal(row["cost"]) for row in csv.DictReader(file))
+    if written != rounded(report.total_pico, CSV_PLACES):
+        yield f"cost.csv adds up to {written}, the report says {Decimal(report.total_pico) / 10**12}"
+
+
+def _left_behind(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
+    """No lease is open, and the checkpoint that the journal names is whole."""
+    for state in ledger.leases():
+        if state.to_ns is None:
+            yield f"lease {state.lease.lease_id} is still open"
+    if len(ledger.leases()) != 1:
+        yield f"{len(ledger.leases())} leases for one machine that was never given back in between"
+    for trial in record.trials.values():
+        if trial.checkpoint is not None and not (Path(trial.checkpoint.path) / "COMPLETE").exists():
+            yield f"the last checkpoint of {trial.trial_id} is not whole: {trial.checkpoint.path}"
+
+
+def mlflow_problems(cfg: SweepConfig) -> Iterator[str]:
+    """After `sweeps track`, MLflow has every trial once, with every parameter and every step once."""
+    from mlflow import MlflowClient
+
+    from sweeps.tracking import CURSOR_TAG, Delivery, default_uri
+
+    root = Path(cfg.paths.root)
+    uri = default_uri(root)
+    with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
+        record = load(ledger, sweep_ids(ledger)[-1])
+        delivery = Delivery(uri, cfg.tracking.experiment, root / "mlartifacts", record.sweep_id)
+        delivery.deliver(ledger)
+        said = reports(ledger, record.sweep_id)
+        last = max(event.sequence for event in sweep_events(ledger, record.sweep_id))
+    client = MlflowClient(uri)
+    runs = client.search_runs([delivery.experiment_id])
+    parents = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
+    children = {r.data.tags["trial_id"]: r for r in runs if "mlflow.parentRunId" in r.data.tags}
+    if len(parents) != 1 or len(runs) != 1 + len(record.trials) or set(children) != set(record.trials):
+        yield f"MLflow has {len(parents)} parents and {len(runs)} runs for {len(record.trials)} trials"
+        return
+    if parents[0].info.status != "FINISHED" or parents[0].data.tags[CURSOR_TAG] != str(last):
+        yield f"MLflow's parent is {parents[0].info.status} at {parents[0].data.tags[CURSOR_TAG]} of {last}"
+    if "stage.steps" not in parents[0].data.params:
+        yield "MLflow's parent has no parameters"
+    for trial_id, child in children.items():
+        trial = record.trials[trial_id]
+        if child.info.status != "FINISHED" or child.data.tags["state"] != "COMPLETED":
+            yield f"MLflow says that {trial_id} is {child.info.status}, {child.data.tags['state']}"
+        if child.data.params.get("prompts_per_step") != str(trial.planned.prompts_per_step):
+            yield f"MLflow has no parameters of {trial_id}"
+        for name, due in (("reward", sorted(said[trial_id].steps)), ("eval_acc", sorted(said[trial_id].evaluations))):
+            steps = sorted(metric.step for metric in client.get_metric_history(child.info.run_id, name))
+            if steps != due:
+                yield f"MLflow has {name} of {trial_id} at steps {steps}, not {due}"

@@ -1,0 +1,235 @@
+"""A simulated sweep that is killed again and again, and resumed each time by the same command until it is done.
+
+Every driver runs in a process of its own, forked from a worker that has imported everything: `sweeps.driver.run` from
+its first line, on its own fake clock, with the real ledger, journal, backup and checkpoints in a folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sweeps.config_types import SweepConfig
+from tests.chaos.points import Points, Witness, install
+
+STARTUP_S, STEP_S, COMPLETION_S, EVALUATION_S, CHECKPOINT_S = 23, 4, 0.25, 11, 3
+"""How long the simulated trainer's work takes, in seconds: without noise, so that anyone can add it up."""
+
+STUCK_S = 120
+"""A driver that needs longer than this of real time hangs."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep that is small enough to be run thousands of times."""
+
+    name: str
+    overrides: tuple[str, ...]
+    steps: int = 6
+    checkpoint_every: int = 2
+
+    def typed(self, root: Path) -> list[str]:
+        times = {
+            "startup_seconds": STARTUP_S,
+            "seconds_per_step": STEP_S,
+            "seconds_per_completion": COMPLETION_S,
+            "seconds_per_evaluation": EVALUATION_S,
+            "seconds_per_checkpoint": CHECKPOINT_S,
+            "noise_frac": 0,
+        }
+        return [
+            *("+stage=smoke", "trainer=simulated", f"paths.root={root}", "task.eval_questions=4"),
+            *(f"stage.steps={self.steps}", f"trainer.checkpoint_every_steps={self.checkpoint_every}"),
+            *("search.lr_scaling=[hold]", "search.group_size=[2]"),
+            *(f"trainer.simulated.{key}={value}" for key, value in times.items()),
+            *self.overrides,
+        ]
+
+
+PLANS = {
+    plan.name: plan
+    for plan in (
+        Plan("one card", ("search.prompts_per_step=[2,4]",)),
+        Plan("cards side by side", ("machine=h100x8", "search.prompts_per_step=[2,4,6]", "search.max_concurrent=2")),
+        Plan("preempted", ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4")),
+        Plan("crashed", ("search.prompts_per_step=[2,4]", "trainer.simulated.crash_at_step=3")),
+        Plan("hung", ("search.prompts_per_step=[2,4]", "trainer.simulated.hang_at_step=5")),
+        Plan("learning rate moved", ("search.prompts_per_step=[2]", "search.lr_scaling=[clip_frac]"), 13, 5),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sweep and where it is killed: `seed` decides all of it."""
+
+    plan: str
+    seed: int
+    kills: int
+    """At most so many; a driver that reaches the end first is not killed any more."""
+    mlflow: bool = False
+
+
+@dataclass
+class Outcome:
+    """What came of a case: where it was killed, and what is wrong with what it left behind."""
+
+    case: Case
+    killed: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    said: str = ""
+    """What the last driver printed."""
+
+    def __str__(self) -> str:
+        lines = [f"plan {self.case.plan!r}, seed {self.case.seed}, killed {len(self.killed)} times:"]
+        lines += [f"  {point}" for point in self.killed] + [f"  wrong: {what}" for what in self.wrong]
+        return "\n".join([*lines, self.said[-2000:]])
+
+
+def kill_and_resume(case: Case, folder: Path) -> Outcome:
+    """Run the case in `folder`, and check what is left."""
+    from tests.chaos import books
+
+    warm()
+    outcome, rng = Outcome(case), random.Random(f"{case.plan}/{case.seed}")
+    root = folder / "runs"
+    cfg = configuration(case.plan, root)
+    log = folder / "witness.jsonl"
+    whole = points_of(case.plan)
+    for run in range(case.kills + 1):
+        # Half of them early: a driver that goes on with a sweep has fewer points before it.
+        kill_at = 0 if run == case.kills else rng.randint(1, whole if rng.random() < 0.5 else whole // 4)
+        status = in_a_process(lambda n=run, at=kill_at: drive(cfg, log, n, at, case.mlflow), folder / f"run-{run}.txt")
+        if status == -signal.SIGKILL:
+            end = witnessed(log)[-1]
+            outcome.killed.append(f"{end.get('kind')} {end.get('where')} (point {kill_at} of driver {run})")
+            if not books.closed(root):
+                continue
+            break  # the same command would start another sweep
+        outcome.said = (folder / f"run-{run}.txt").read_text(errors="replace")
+        if status != 0:
+            outcome.wrong.append(f"driver {run} ended with {status}")
+        break
+    outcome.wrong += books.problems(PLANS[case.plan], cfg, witnessed(log))
+    if case.mlflow:
+        outcome.wrong += books.mlflow_problems(cfg)
+    return outcome
+
+
+def drive(cfg: SweepConfig, log: Path, run: int, kill_at: int, mlflow: bool) -> int:
+    """One driver, from start to end or to its death."""
+    from sweeps import driver, tracking
+
+    root = Path(cfg.paths.root)
+    witness = Witness(log, run)
+    points = Points(witness, kill_at)
+    if not mlflow:
+        tracking.Delivery = _NoDelivery
+    install(points, witness, root)
+    code = driver.run(cfg, ["+stage=smoke"])
+    witness.write("ended", code=code, points=points.count)
+    return code
+
+
+class _NoDelivery:
+    """MLflow takes seconds to open: most cases leave it out."""
+
+    def __init__(self, *_: Any) -> None:
+        self.experiment_id = "0"
+
+    def deliver(self, _ledger: Any) -> None:
+        pass
+
+
+def in_a_process(body: Callable[[], int], output: Path) -> int:
+    """The exit code of a forked process that does `body`; the negative number of the signal that killed it."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with output.open("wb", buffering=0) as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            sys.stdout = os.fdopen(1, "w", buffering=1)
+            sys.stderr = os.fdopen(2, "w", buffering=1)
+            signal.alarm(STUCK_S)
+            code = body()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def witnessed(log: Path) -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@cache
+def warm() -> None:
+    """Have this process import whatever a driver imports, so that those forked from it need not."""
+    import contextlib
+    import io
+    import tempfile
+
+    from sweeps import driver, tracking
+
+    delivery, tracking.Delivery = tracking.Delivery, _NoDelivery
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        driver.run(configuration("one card", Path(folder)))
+    tracking.Delivery = delivery
+
+
+@cache
+def _composed(plan: str) -> SweepConfig:
+    from sweeps.config import compose
+
+    return compose(PLANS[plan].typed(Path("runs")))
+
+
+def configuration(plan: str, root: Path) -> SweepConfig:
+    """The plan's configuration with its folders in `root`; composed once per process."""
+    cfg = _composed(plan)
+    return dataclasses.replace(cfg, paths=dataclasses.replace(cfg.paths, root=str(root), cache=str(root / "cache")))
+
+
+@cache
+def points_of(plan: str) -> int:
+    """How many points a driver of this plan passes when nobody kills it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "witness.jsonl"
+        cfg = configuration(plan, Path(folder) / "runs")
+        in_a_process(lambda: drive(cfg, log, 0, 0, mlflow=False), Path(folder) / "output.txt")
+        return witnessed(log)[-1]["points"]
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Kill points by kind, for a person."""
+    kinds: dict[str, int] = {}
+    for outcome in outcomes:
+        for killed in outcome.killed:
+            kind = killed.split(" (")[0]
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    place = Path(tempfile.mkdtemp(prefix="killed-"))
+    print(kill_and_resume(Case(sys.argv[1], int(sys.argv[2]), 6, mlflow="mlflow" in sys.argv), place))
+    print(f"What it left behind is in {place}")
