@@ -143,7 +143,9 @@ def cancel(
             if trial_id not in left:
                 typer.echo(f"{trial_id} is over already: {record.trials[trial_id].state}", err=True)
                 raise typer.Exit(2)
-        if not given_up:
+        if trial is None and record.to_propose:
+            journal.append("search_ended", {"trials": len(record.trials)}, f"search_ended:{len(record.trials)}")
+        elif not given_up:
             typer.echo(f"{record.sweep_id} has no trial left to give up", err=True)
             raise typer.Exit(2)
         journal.operator("cancel", reason, given_up, str(ledger.now_ns()))
@@ -216,10 +218,18 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _told(kind: str, body: Any) -> str:
+    from rl.codec import from_json
+    from sweeps.plan import PlannedTrial
+
     who = f"{body['trial_id']}/{body['attempt']}" if "trial_id" in body else ""
     match kind:
         case "sweep_planned":
-            return f"planned: {len(body['trials'])} trials of stage {body['stage']} on {body['machine']}"
+            count = len(body["trials"]) + body.get("proposals", 0)
+            return f"planned: {count} trials of stage {body['stage']} on {body['machine']}"
+        case "trial_planned":
+            return f"proposed: {from_json(PlannedTrial, body['trial']).label}, lr {body['trial']['lr']:.3g}"
+        case "search_ended":
+            return f"the search proposes no more than {body['trials']} trials"
         case "driver_started":
             return f"driver started (process {body['pid']}), lease {body['lease_id']}"
         case "attempt_started":

@@ -119,7 +119,7 @@ class SearchConfig:
     pruning_min_trials: int
     """Trials of the same seed, the judged one included, that must have come as far before one is ended."""
     pruning_warmup_completions: int | None
-    """None: the completions of the smallest batch of the space at its first evaluation."""
+    """None: the completions of the largest batch of the space at its first evaluation."""
     pruning_factor: int
     """asha: the best 1 of so many goes on, and each rung is so many times as far as the one before."""
     pruning_percentile: float

@@ -58,11 +58,17 @@ def _all_steps_done(record: SweepRecord, steps: int) -> Check:
     short = [
         f"{t.trial_id} ({t.state}, step {t.summary.step} of {steps})"
         for t in record.trials.values()
-        if t.state is not TrialState.COMPLETED or t.summary.step < steps
+        if t.state is not TrialState.PRUNED and (t.state is not TrialState.COMPLETED or t.summary.step < steps)
     ]
+    if record.to_propose:
+        short.append(f"{record.to_propose} trials that the search has yet to propose")
+    pruned = sum(t.state is TrialState.PRUNED for t in record.trials.values())
     if short:
         return Check("all steps done", False, "not finished: " + ", ".join(short))
-    return Check("all steps done", True, f"{len(record.trials)} trials of {steps} steps")
+    if pruned == len(record.trials):
+        return Check("all steps done", False, "every trial was ended early (search.pruning)")
+    text = f"{len(record.trials) - pruned} trials of {steps} steps"
+    return Check("all steps done", True, text + (f", {pruned} ended early (search.pruning)" if pruned else ""))
 
 
 def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> Check:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from sweeps.config_types import AxisConfig, SweepConfig
 from sweeps.plan import resolve
@@ -22,6 +22,7 @@ from sweeps.search.space import (
     draws,
     grid,
     grid_size,
+    hint_of,
     takes_ranges,
     value_at,
 )
@@ -121,6 +122,8 @@ def _range(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
         yield f"{where} has log and low={low:g}: a logarithm begins above 0"
     elif axis.step is not None and not 0 < axis.step <= high - low:
         yield f"{where} has step={axis.step:g}: it should be above 0 and at most high - low = {high - low:g}"
+    elif axis.step is not None and axis.step != int(axis.step) and int in (hint_of(key), *get_args(hint_of(key))):
+        yield f"{where} has step={axis.step:g}, and {key} takes whole numbers"
     else:
         yield from _values(config, key, [_written(low), _written(high)])
 
