@@ -116,7 +116,7 @@ def _run_sweep(
     _close_lost_attempts(journal)
     console.print(f"Sweep {record.sweep_id}" + (_resumed_text(cfg, record, ledger, pricing, time) if resumed else ""))
     # Where only the closing of the books is left, no machine is held again.
-    only_to_close = record.lease_ids and not record.unfinished
+    only_to_close = record.lease_ids and not record.left
     lease_id = record.lease_ids[-1] if only_to_close else hold_machine(cfg, ledger, record.sweep_id, pricing)
     journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
@@ -218,10 +218,12 @@ def _resumed_text(
     cfg: SweepConfig, record: SweepRecord, ledger: Ledger, pricing: Pricing, time: StepTime | None
 ) -> str:
     """What a sweep that goes on has left to do, has cost, has lost, and will still cost."""
-    left = f"{len(record.unfinished)} of {len(record.trials)} trials left"
+    left = f"{record.left} of {len(record.trials) + record.to_propose} trials left"
     if time:
         steps = cfg.stage.steps
         to_come = [time.of(t.planned, steps - (t.checkpoint.step if t.checkpoint else 0)) for t in record.unfinished]
+        if record.to_propose:
+            to_come += [time.of(trial, steps) for trial in make_plan(cfg).typical[-record.to_propose :]]
         left += f", about {pricing.of(sum(to_come) * cfg.search.cards_per_trial / cfg.machine.cards)} to come"
     report = _report(ledger, pricing, record.sweep_id)
     if report.unpriced:
@@ -236,7 +238,8 @@ def _close_lost_attempts(journal: Journal) -> None:
     for trial in journal.record.trials.values():
         if trial.state is TrialState.RUNNING:
             said = "its driver ended without closing it"
-            journal.attempt_ended(trial.trial_id, trial.attempts[-1].attempt, "lost", said)
+            outcome, said = ("lost", said) if trial.pruned is None else ("pruned", trial.pruned)
+            journal.attempt_ended(trial.trial_id, trial.attempts[-1].attempt, outcome, said)
 
 
 def _tracker(cfg: SweepConfig, console: Console, sweep_id: str) -> Tracker:
