@@ -22,7 +22,6 @@ from cost.driver import Driver
 from cost.prices import DEFAULT_FOLDER, instant_text
 
 LEDGER, MANIFEST, PRICES = "ledger.db", "manifest.json", "pricing"
-ArchiveError = BucketError
 _NAME = re.compile(rf"{re.escape(LEDGER)}|{PRICES}(/[\w.-]+)+\.yaml")
 
 
@@ -75,22 +74,24 @@ def fetch(place: Bucket, folder: Path) -> tuple[str, Path, Path]:
     return manifest["version"], folder / LEDGER, folder / PRICES
 
 
-def restore(place: Bucket, ledger: Path) -> tuple[str, Path | None, Path]:
-    """Put a snapshot's ledger in a ledger's place, and its price book beside it.
+def restore(place: Bucket, ledger: str | Path, beside: Path) -> tuple[str, Path | None, Path]:
+    """Put a snapshot's ledger in a ledger's place (a file's, or an empty database's on a server), and its price book
+    in the folder `beside`.
 
     Returns the version, where the ledger went that stood there (None: there was none), and the price book's folder.
 
     Raises:
         BucketError: as `fetch`.
-        StoreError: it is no whole ledger, or a driver is writing to the ledger now.
+        StoreError: it is no whole ledger, a driver is writing to the ledger now, or the database is not empty.
     """
     from cost.backup import restore as put_back
 
     with tempfile.TemporaryDirectory(prefix="ledger-restore-") as folder:
         version, copy, prices = fetch(place, Path(folder))
         aside = put_back(copy, ledger)
-        target = ledger.parent / f"{PRICES}-{version}"
+        target = beside / f"{PRICES}-{version}"
         if not target.exists():
+            beside.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
             shutil.copytree(prices, partial)
             os.replace(partial, target)

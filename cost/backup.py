@@ -1,6 +1,6 @@
 """Copies of a SQLite ledger, and going back to one. A ledger that stood in the way is set aside, never deleted.
 
-A server's database is backed up by its own means, not here.
+A server's database is backed up by its own means, not here; an empty one can be filled from a copy.
 """
 
 from __future__ import annotations
@@ -54,12 +54,29 @@ def daily_backup(ledger: Path, now_ns: int) -> Path:
     return made
 
 
-def restore(copy: Path, ledger: Path) -> Path | None:
-    """Put a copy in a ledger's place. What stood there is moved aside; returns where to, None where nothing was.
+def restore(copy: Path, ledger: str | Path) -> Path | None:
+    """Put a copy in a ledger's place, a file's or an empty database's on a server (its URL).
+
+    A file that stood there is moved aside; returns where to, None where nothing was.
 
     Raises:
-        StoreError: the copy is no whole ledger, or a driver is writing to the ledger now.
+        StoreError: the copy is no whole ledger, a driver is writing to the ledger now, or the database is not empty.
     """
+    from cost.store import Store, sqlite_path
+
+    path = sqlite_path(ledger)
+    if path is not None:
+        return _restore_file(copy, path)
+    check_whole(copy)  # before a table is made on the server
+    store = Store(ledger, create=True, read_only=False)
+    try:
+        store.fill(copy)
+    finally:
+        store.close()
+    return None
+
+
+def _restore_file(copy: Path, ledger: Path) -> Path | None:
     check_whole(copy)
     aside = None
     if ledger.exists():

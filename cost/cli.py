@@ -188,24 +188,28 @@ def restore(
     endpoint_url: Endpoint = "",
     region: Region = "",
     root: Root = DEFAULT_ROOT,
+    db: Db = None,
 ) -> None:
-    """Put a copy in the ledger's place. What stood there is set aside, not deleted."""
+    """Put a copy in the ledger's place. A file that stood there is set aside, not deleted; a server's database
+    (`--db postgresql://...`) has to be empty."""
     from cost.archive import restore as from_archive
     from cost.backup import restore as put_back
     from cost.bucket import bucket_of
     from cost.records import LedgerError
+    from cost.store import shown_place
 
-    prices, target = None, root / "ledger.db"
+    prices, target = None, db or root / "ledger.db"
     with refusing():
         if (copy is None) == (source is None):
             raise LedgerError("name one copy: a file ending in .bak, or --from s3://bucket/prefix")
         if source is not None:
             place = bucket_of(source, endpoint_url=endpoint_url, region=region)
-            what, aside, prices = from_archive(place, target)
+            what, aside, prices = from_archive(place, target, root)
         else:
             assert copy is not None
             what, aside = str(copy), put_back(copy, target)
-    typer.echo(f"{target} is now what {what} was" + (f"; the one before is {aside}" if aside else ""))
+        shown = shown_place(target)
+    typer.echo(f"{shown} is now what {what} was" + (f"; the one before is {aside}" if aside else ""))
     if prices is not None:
         typer.echo(f"its price book is in {prices}; use it with --pricing {prices}")
 

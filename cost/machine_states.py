@@ -102,7 +102,8 @@ def load(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[Change]
     for event in ledger.events(STREAM):
         if as_of_ns is None or event.at_ns <= as_of_ns:
             found[event.body["lease_id"]].append(Change(**event.body))
-    return dict(found)
+    # By when they were: books that were merged have them in another order than they happened.
+    return {lease_id: sorted(changes, key=lambda one: one.at_ns) for lease_id, changes in found.items()}
 
 
 def stretches(changes: Sequence[Change], from_ns: int, to_ns: int) -> list[Stretch]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, StatementError
 from sqlalchemy.exc import IntegrityError as DatabaseIntegrityError
 
 from cost import schema
-from cost.backup import backups_of, copy_sqlite
+from cost.backup import backups_of, check_whole, copy_sqlite
 from cost.records import IntegrityError, LedgerError, NoLedgerError, StoreError, nothing_yet
 
 BUSY_SECONDS = 30.0
@@ -36,16 +37,14 @@ class Store:
 
     def __init__(self, url: str | Path, *, create: bool, read_only: bool, busy_seconds: float = BUSY_SECONDS) -> None:
         self.read_only = read_only
-        self.path = sqlite_path(url)
+        self.path, self.place = sqlite_path(url), shown_place(url)
         self.turn = threading.RLock()
         """Held by the thread whose write transaction is open."""
         self._connection: Connection | None = None
         self._abandoned: BaseException | None = None
         if self.path is None:
-            self.place = make_url(_with_psycopg(str(url))).render_as_string(hide_password=True)
             self.engine = _postgres_engine(str(url))
         else:
-            self.place = str(self.path)
             _check_place(self.path, create and not read_only)
             self.engine = _sqlite_engine(self.path, read_only, busy_seconds)
         try:
@@ -117,13 +116,35 @@ class Store:
         other = Store(target, create=True, read_only=False)
         try:
             with self._translated(), self.engine.connect() as reader, other.write() as writer:
-                reader = reader.execution_options(isolation_level="REPEATABLE READ", yield_per=10_000)
-                for table in schema.metadata.sorted_tables:
-                    for part in reader.execute(table.select()).mappings().partitions():
-                        writer.execute(table.insert(), [dict(row) for row in part])
+                _copy_rows(reader.execution_options(isolation_level="REPEATABLE READ"), writer)
         finally:
             other.close()
         return target
+
+    def fill(self, copy: Path) -> None:
+        """Put everything that a SQLite copy holds into this empty database, as it is there; all of it or nothing.
+
+        Raises:
+            StoreError: this database holds something already, or the copy is no whole ledger.
+        """
+        check_whole(copy)
+        with tempfile.TemporaryDirectory(prefix="ledger-fill-") as folder:
+            # An older copy is brought up to date on the way, and is itself left as it is.
+            source = Store(copy_sqlite(copy, Path(folder) / "ledger.db"), create=True, read_only=False)
+            try:
+                with source.read() as reader, self.write() as writer:
+                    self.lock(writer, "fill")
+                    for table in schema.metadata.sorted_tables:
+                        if writer.execute(table.select().limit(1)).first() is not None:
+                            raise StoreError(
+                                f"{self.place} holds a ledger already, and nothing of it was changed; name an empty "
+                                "database (CREATE DATABASE), or `python -m sweeps merge` the copy into this one"
+                            )
+                    _copy_rows(reader, writer)
+                    if self.dialect == "postgresql":
+                        _count_on(writer)
+            finally:
+                source.close()
 
     def lock(self, connection: Connection, name: str) -> None:
         """Take turns with other programs on one name until the transaction ends. SQLite's writers do so anyway."""
@@ -198,6 +219,25 @@ class Store:
         return f"the newest backup is {found[-1]}; go on from it with: python -m cost restore {found[-1]}"
 
 
+def _copy_rows(reader: Connection, writer: Connection) -> None:
+    """Every row of every table, those that others refer to first."""
+    reader = reader.execution_options(yield_per=10_000)
+    for table in schema.metadata.sorted_tables:
+        for part in reader.execute(table.select()).mappings().partitions():
+            writer.execute(table.insert(), [dict(row) for row in part])
+
+
+def _count_on(connection: Connection) -> None:
+    """Let a server number new rows from where the copied ones end: it counted none of those."""
+    for table in schema.metadata.sorted_tables:
+        for column in table.primary_key:
+            name = {"table": table.name, "column": column.name}
+            found = connection.execute(text("SELECT pg_get_serial_sequence(:table, :column)"), name).scalar()
+            last = connection.execute(select(func.max(column))).scalar() if found else None
+            if last is not None:
+                connection.execute(text("SELECT setval(:sequence, :last)"), {"sequence": found, "last": last})
+
+
 def sqlite_path(url: str | Path) -> Path | None:
     """The file of a SQLite ledger; None where the URL is of a server."""
     if isinstance(url, Path) or "://" not in url:
@@ -213,6 +253,12 @@ def sqlite_path(url: str | Path) -> Path | None:
     if parsed.get_backend_name() != "postgresql":
         raise StoreError(f"the ledger runs on SQLite and PostgreSQL, not on {parsed.get_backend_name()}")
     return None
+
+
+def shown_place(url: str | Path) -> str:
+    """Where a ledger is, for a message: its path, or its URL without the password. Raises StoreError."""
+    path = sqlite_path(url)
+    return make_url(_with_psycopg(str(url))).render_as_string(hide_password=True) if path is None else str(path)
 
 
 def _with_psycopg(url: str) -> str:

@@ -39,7 +39,9 @@ def books(ledger, make_lease) -> Ledger:
 
 def test_a_snapshot_is_restored_with_its_journal_and_its_price_book(any_database, books, bucket, tmp_path):
     url = archive(books, bucket)
-    version, aside, prices = restore(bucket_of(url, endpoint_url=bucket.endpoint_url), tmp_path / "new" / "ledger.db")
+    version, aside, prices = restore(
+        bucket_of(url, endpoint_url=bucket.endpoint_url), tmp_path / "new" / "ledger.db", tmp_path / "new"
+    )
     assert (url, aside) == (f"{bucket.url}/{version}", None)
     with Ledger.open(tmp_path / "new" / "ledger.db", read_only=True) as found:
         assert found.usages() == books.usages()
@@ -79,7 +81,7 @@ def test_a_file_that_is_not_what_the_manifest_says_is_not_restored(books, bucket
     key = next(key for key in objects(client, bucket) if key.endswith("ledger.db"))
     client.put_object(Bucket=bucket.name, Key=key, Body=b"another")
     with pytest.raises(BucketError, match="is not the file that its manifest names"):
-        restore(bucket, tmp_path / "new" / "ledger.db")
+        restore(bucket, tmp_path / "new" / "ledger.db", tmp_path / "new")
     assert not (tmp_path / "new" / "ledger.db").exists()
 
 
