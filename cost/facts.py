@@ -102,6 +102,15 @@ def usages(
     return {row.usage_id: _usage(row, values.get(row.usage_id, {})) for row in rows}
 
 
+def usages_of_trial(connection: Connection, lease_id: str, trial_id: str, sweep_id: str) -> list[Row]:
+    """Of each attempt: `attempt`, `cards_micro`, and `to_ns`, which is None while it is open."""
+    usage, end = schema.usage, schema.usage_end
+    query = select(usage.c.attempt, usage.c.cards_micro, end.c.to_ns)
+    query = query.select_from(usage.outerjoin(end, end.c.usage_id == usage.c.usage_id))
+    query = query.where(usage.c.lease_id == lease_id, usage.c.trial_id == trial_id, usage.c.sweep_id == sweep_id)
+    return list(connection.execute(query))
+
+
 def labels(
     connection: Connection, usage_ids: Sequence[int] | None, *, as_of_ns: int | None = None
 ) -> dict[int, dict[str, str]]:

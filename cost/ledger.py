@@ -19,6 +19,7 @@ from cost import facts, machine_states, schema
 from cost.clock import NS_PER_SECOND, Clock, SystemClock
 from cost.entries import Entries
 from cost.facts import canonical
+from cost.in_use import InUse
 from cost.money import Money, MoneyError, checked_currency
 from cost.prices import instant_text
 from cost.records import (
@@ -48,6 +49,7 @@ class Ledger(Entries, Reservations):
     def __init__(self, store: Store, clock: Clock) -> None:
         super().__init__(store, clock)
         self._usage_ids: dict[UsageKey, int] = {}
+        self._in_use: dict[str, InUse] = {}
 
     @classmethod
     def open(
@@ -229,20 +231,22 @@ class Ledger(Entries, Reservations):
         with self._write() as connection:
             self._store.lock(connection, f"lease {key.lease_id}")
             state = self._lease(connection, key.lease_id)
-            for known in facts.usages(connection, lease_ids=[key.lease_id], trial_id=key.trial_id).values():
-                if known.key == key and known.sweep_id == sweep_id:
-                    if known.cards != cards:
-                        raise IntegrityError(f"{key} was started before with {known.cards} cards, not {cards}")
+            held = None
+            for known in facts.usages_of_trial(connection, key.lease_id, key.trial_id, sweep_id):
+                if known.attempt == key.attempt:
+                    if known.cards_micro != micro:
+                        before = Decimal(known.cards_micro) / schema.MICRO_PER_CARD
+                        raise IntegrityError(f"{key} was started before with {before} cards, not {cards}")
                     return
+                held = replace(key, attempt=known.attempt) if known.to_ns is None else held
             if state.to_ns is not None:
                 raise IntegrityError(f"lease {key.lease_id} is closed ({state.how}): {key} cannot start on it")
             if sweep_id not in state.sweeps:
                 raise IntegrityError(f"sweep {sweep_id} is not attached to lease {key.lease_id}; attach it first")
-            free = state.lease.cards * schema.MICRO_PER_CARD
-            for other in facts.usages(connection, lease_ids=[key.lease_id], only_open=True).values():
-                if other.key.trial_id == key.trial_id and other.sweep_id == sweep_id:
-                    raise IntegrityError(f"trial {key.trial_id} already holds cards of this lease: {other.key}")
-                free -= _micro(other.cards)
+            if held:
+                raise IntegrityError(f"trial {key.trial_id} already holds cards of this lease: {held}")
+            in_use = self._in_use.setdefault(key.lease_id, InUse(key.lease_id))
+            free = in_use.free(connection, state.lease.cards * schema.MICRO_PER_CARD, micro)
             if micro > free:
                 raise IntegrityError(
                     f"{key} wants {cards} cards, but {Decimal(max(free, 0)) / schema.MICRO_PER_CARD} of the "
@@ -259,6 +263,7 @@ class Ledger(Entries, Reservations):
             result = connection.execute(schema.usage.insert(), row | self._signature())
             self._usage_ids.pop(key, None)
             assert result.inserted_primary_key is not None
+            in_use.started(result.inserted_primary_key[0], micro)
             self._write_labels(connection, result.inserted_primary_key[0], labels)
 
     def add_phases(self, key: UsageKey, sequence: int, card_ns: Mapping[str, int]) -> None:
@@ -337,6 +342,8 @@ class Ledger(Entries, Reservations):
             self._refuse_frozen(connection, to_ns, f"{key} would end")
             row = {"usage_id": usage_id, "to_ns": to_ns, "outcome": outcome, "estimated": int(end_estimated)}
             connection.execute(schema.usage_end.insert(), row | self._signature())
+            if key.lease_id in self._in_use:
+                self._in_use[key.lease_id].ended(usage_id)
 
     def set_labels(self, key: UsageKey, labels: Mapping[str, str]) -> None:
         """Facts about an attempt that reports show (stage, state, acc ...); the latest value of each counts.
@@ -387,6 +394,7 @@ class Ledger(Entries, Reservations):
     def _forget(self) -> None:
         super()._forget()
         self._usage_ids.clear()
+        self._in_use.clear()
 
     def _detach(self, connection: Connection, lease_id: str, sweep_id: str, to_ns: int, how: str) -> None:
         start, end = schema.attachment, schema.detachment

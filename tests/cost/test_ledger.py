@@ -499,6 +499,30 @@ def test_a_correction_in_another_currency_is_refused(leased, clock):
         leased.add_correction(Correction("c1", "L1", "credit", 1, "CNY", clock.utc, "test"))
 
 
+def test_cards_that_another_driver_gave_back_are_free_and_those_it_took_are_not(place, clock, make_lease):
+    with Ledger.open(place, clock) as mine, Ledger.open(place, clock) as theirs:
+        mine.open_lease(make_lease())
+        mine.attach("L1", "s1")
+        cards = mine.lease_state("L1").lease.cards
+        mine.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(cards - 1), {})
+        theirs.start_usage(UsageKey("L1", "t2", 1), "s1", Decimal(1), {})
+        for ledger in (mine, theirs):
+            with pytest.raises(IntegrityError, match="but 0 of the"):
+                ledger.start_usage(UsageKey("L1", "t3", 1), "s1", Decimal(1), {})
+        theirs.end_usage(UsageKey("L1", "t2", 1), "COMPLETED")
+        mine.start_usage(UsageKey("L1", "t3", 1), "s1", Decimal(1), {})
+        mine.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
+        theirs.start_usage(UsageKey("L1", "t4", 1), "s1", Decimal(cards - 1), {})
+
+
+def test_cards_taken_in_a_transaction_that_was_undone_are_free(leased):
+    cards = leased.lease_state("L1").lease.cards
+    with contextlib.suppress(RuntimeError), leased.transaction():
+        leased.start_usage(KEY, "s1", Decimal(cards), {})
+        raise RuntimeError
+    leased.start_usage(UsageKey("L1", "t2", 1), "s1", Decimal(cards), {})
+
+
 def test_migrations_make_exactly_the_tables_of_the_schema(ledger):
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
