@@ -25,10 +25,11 @@ LEDGER, MANIFEST, PRICES = "ledger.db", "manifest.json", "pricing"
 _NAME = re.compile(rf"{re.escape(LEDGER)}|{PRICES}(/[\w.-]+)+\.yaml")
 
 
-def archive(ledger: Driver, place: Bucket, *, pricing: str | Path | None = None) -> str:
+def archive(ledger: Driver, place: Bucket, *, pricing: str | Path | None = None, tries: int = 2) -> str:
     """Put a snapshot of the ledger and of the price book in a bucket; returns its URL.
 
-    Each holds everything, so that one that failed is made good by the next.
+    Each holds everything, so that one that failed is made good by the next. `tries`: how often each request is made;
+    a person who waits for a sweep's end need not wait for more than one.
 
     Raises:
         BucketError: the bucket does not answer, or refuses.
@@ -44,7 +45,7 @@ def archive(ledger: Driver, place: Bucket, *, pricing: str | Path | None = None)
         content = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
         version = f"{re.sub('[-:]', '', made_at)}-{content[:12]}"
         manifest = {"version": version, "made_at": made_at, "files": listed}
-        with connected(place) as client:
+        with connected(place, tries) as client:
             for name, path in files.items():
                 client.upload_file(str(path), place.name, place.key(version, name))
             put_new(client, place, place.key(version, MANIFEST), json.dumps(manifest, indent=1).encode())

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from cost.records import LedgerError
 
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>.*))?")
-_CONNECT_SECONDS, _READ_SECONDS = 5, 30
+_CONNECT_SECONDS, _READ_SECONDS = 3, 30
 
 
 class BucketError(LedgerError):

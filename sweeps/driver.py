@@ -270,7 +270,7 @@ def _archive(cfg: SweepConfig, ledger: Ledger, console: Console) -> None:
     if at.bucket is None:
         return
     try:
-        archive(ledger, Bucket(at.bucket, at.prefix, at.endpoint_url, at.region), pricing=CONF_DIR / "pricing")
+        archive(ledger, Bucket(at.bucket, at.prefix, at.endpoint_url, at.region), pricing=CONF_DIR / "pricing", tries=1)
     except (ArchiveError, StoreError) as error:
         text = (
             f"warning: no snapshot of the ledger was made: {error}; the next sweep or `python -m cost backup --to` will"

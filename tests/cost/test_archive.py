@@ -128,6 +128,15 @@ def test_a_server_that_does_not_answer_is_an_error_in_plain_words(books, keys):
         archive(books, Bucket("books-of-ours", endpoint_url=f"http://127.0.0.1:{free_port()}"))
 
 
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_server_that_fails_is_asked_no_more_often_than_said(books, bucket, faulty, tries):
+    faulty.fault = lambda method, path: "503"
+    away = Bucket(bucket.name, bucket.prefix, faulty.url)
+    with pytest.raises(BucketError, match="SlowDown"):
+        archive(books, away, tries=tries)
+    assert faulty.seen["503"] == tries
+
+
 def test_a_bucket_that_is_not_there_and_wrong_keys_are_errors(books, s3, keys, monkeypatch):
     with pytest.raises(BucketError, match=r"NoSuchBucket|does not exist"):
         archive(books, Bucket("not-there", endpoint_url=s3))
