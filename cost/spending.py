@@ -27,7 +27,7 @@ from cost.fx import Conversion, convert, load_rates, rate_notes
 from cost.ledger import Ledger
 from cost.periods import period_edges, period_name
 from cost.prices import PriceBook, PriceRow
-from cost.records import LeaseState, Usage
+from cost.records import LeaseState
 from cost.reservations import Reservation
 
 FULL_LOOK_NS = 600 * NS_PER_SECOND
@@ -35,6 +35,15 @@ FULL_LOOK_NS = 600 * NS_PER_SECOND
 
 _Amounts = Mapping[tuple[str, date], int]
 """1e-12 by currency and the day (UTC) whose exchange rate counts."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Cards of a lease, held from a moment on."""
+
+    lease_id: str
+    from_ns: int
+    cards: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Spending:
         self._trials: dict[tuple[str, str], _Amounts] = {}
         self._at_full: dict[str, int] = {}
         self._charges: dict[str, _Charge] = {}
+        self._elsewhere: set[str] = set()
         self._reserved: list[Reservation] = []
 
     @property
@@ -114,10 +124,15 @@ class Spending:
         elif self._looked_ns != now_ns:
             self._look_at_leases(now_ns)
         self._looked_ns = now_ns
+        self.look_at_reservations(now_ns)
 
-    def look_at_reservations(self) -> None:
+    def look_at_reservations(self, now_ns: int) -> None:
         """What is reserved now: within `Ledger.budget_turn`, until that ends."""
-        self._reserved = [r for r in self._ledger.reservations() if r.key.lease_id in self._charges]
+        found = self._ledger.reservations()
+        if any(r.key.lease_id not in self._charges and r.key.lease_id not in self._elsewhere for r in found):
+            self._look_at_leases(now_ns)  # another driver has come
+            self._looked_ns = now_ns
+        self._reserved = [r for r in found if r.key.lease_id in self._charges]
 
     def currencies(self, scope: str) -> list[str]:
         """Those in which something was spent, or may have been."""
@@ -133,14 +148,16 @@ class Spending:
                 total += self._converted(grown, charge, currency)
         return total
 
-    def spent_by_trial(self, sweep_id: str, usage: Usage | None, trial_id: str, currency: str) -> int:
-        """What a trial's cards have cost, all attempts, without the machine's idle ones. `usage`: the one that runs."""
+    def spent_by_trial(self, sweep_id: str, trial_id: str, currency: str, holding: Holding | None = None) -> int:
+        """What a trial's cards have cost, all attempts, without the machine's idle ones.
+
+        `holding`: of the attempt that runs. One that has ended since the last full look is not in it yet.
+        """
         total = self._sum(self._trials.get((sweep_id, trial_id), {}), currency)
-        charge = self._charges.get(usage.key.lease_id) if usage else None
-        if usage is None or charge is None:
+        charge = self._charges.get(holding.lease_id) if holding else None
+        if holding is None or charge is None:
             return total
-        since = max(usage.from_ns, self._full_ns or 0)
-        grown = charge.time_cost(since) * Fraction(usage.cards) / charge.state.lease.cards
+        grown = charge.time_cost(max(holding.from_ns, self._full_ns or 0)) * holding.cards / charge.state.lease.cards
         return total + self._converted(floor(grown), charge, currency)
 
     def reserved(self, scope: str, currency: str, more: Mapping[str, int] | None = None) -> int:
@@ -198,7 +215,9 @@ class Spending:
         self._look_at_leases(now_ns)
 
     def _look_at_leases(self, now_ns: int) -> None:
-        states = [s for s in self._ledger.leases() if s.lease.simulated == self._simulated]
+        every = self._ledger.leases()
+        states = [s for s in every if s.lease.simulated == self._simulated]
+        self._elsewhere = {s.lease.lease_id for s in every if s.lease.simulated != self._simulated}
         new = [s for s in states if not self._is_final(s)]
         with self._ledger.read() as connection:
             attachments = facts.attachments(connection, [s.lease.lease_id for s in new])
@@ -218,7 +237,6 @@ class Spending:
                 if at_ns != now_ns:
                     segments, rows = charged(state, self._book, rules, now_ns, other)
                 self._at_full[lease_id] = _charge(state, held, segments, rows, now_ns).total
-        self.look_at_reservations()
 
     def _is_final(self, state: LeaseState) -> bool:
         known = self._charges.get(state.lease.lease_id)

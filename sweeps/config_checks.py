@@ -303,13 +303,14 @@ def _retry(config: SweepConfig) -> Iterator[str]:
 
 
 def _money_etc(config: SweepConfig) -> Iterator[str]:
-    limit = config.budget.sweep_limit
-    if limit is not None:
-        try:
-            if Money.parse(limit).pico <= 0:
-                yield f"budget.sweep_limit={limit} should be above 0, or null for no limit"
-        except MoneyError as error:
-            yield f"budget.sweep_limit={limit}: {error}"
+    for key in ("trial_limit", "sweep_limit", "stage_limit", "month_limit", "trial_bound"):
+        amount = getattr(config.budget, key)
+        if amount is not None:
+            try:
+                if Money.parse(amount).pico <= 0:
+                    yield f"budget.{key}={amount} should be above 0, or null for none"
+            except MoneyError as error:
+                yield f"budget.{key}={amount}: {error}"
     yield from _above_zero(config, "gate.ratio_tolerance", "gate.max_logp_diff")
     database, uri = config.storage.database_url, config.tracking.uri
     if database is not None and not re.match(r"(sqlite|postgresql)(\+\w+)?://", database):

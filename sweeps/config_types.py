@@ -150,8 +150,17 @@ class RetryConfig:
 class BudgetConfig:
     """What may be spent, and who answers for it."""
 
+    trial_limit: str | None
+    """For each trial, its cards alone. An amount with its currency, e.g. `12.10 USD`; None: no limit, as below."""
     sweep_limit: str | None
-    """An amount with its currency, e.g. `12.10 USD`; None: no limit."""
+    stage_limit: str | None
+    """For all sweeps of this stage in this ledger together."""
+    month_limit: str | None
+    """For everything in this ledger, in each calendar month (UTC)."""
+    trial_bound: str | None
+    """What is set aside for a trial before it starts; None: its time as measured, with an allowance."""
+    at_limit: Literal["stop", "pause"]
+    """What a sweep does at a limit that is spent, or has no room for any trial that is left."""
     allow_unpriced: bool
     """Run where no price is known, and print UNPRICED; otherwise a missing price is an error."""
     owner: str

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +35,7 @@ from sweeps.executors import Executor
 from sweeps.gates import Verdict, metric_gate
 from sweeps.host import SweepHost
 from sweeps.journal import Journal, SweepRecord, TrialState
+from sweeps.limits import check_limits
 from sweeps.machine import (
     Pricing,
     draws_power,
@@ -43,18 +45,20 @@ from sweeps.machine import (
     machine_instance,
     money_text,
     ray_address,
-    spending_limit,
 )
 from sweeps.opening import check_can_run, database, earlier_sweeps, only_driver, open_sweep, simulated_until
 from sweeps.plan import make_plan
 from sweeps.promotion import promotion
+from sweeps.purse import Purse
 from sweeps.report import terminal
-from sweeps.report.summary import print_end, print_plan, print_promotion
+from sweeps.report.summary import print_budget, print_end, print_plan, print_promotion
 from sweeps.tracking import Tracker, default_uri
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 TRACKING_DRAIN_SECONDS = 60.0
+SIMULATED_PAUSE_SECONDS = 0.1
+"""Of the world's time, for one simulated heartbeat of a sweep that is paused."""
 
 
 def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
@@ -75,10 +79,10 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     if cfg.dry_run:
         console.print("dry_run=true: nothing was run and nothing was written.")
         return EXIT_OK
+    check_limits(cfg, pricing)
     check_can_run(cfg, root, console)
     if step_up.problem:
         return EXIT_GATE
-    limit = spending_limit(cfg, pricing)
     clock = SystemClock()
     if cfg.trainer.name == "simulated":
         clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, root, plan, records)))
@@ -91,9 +95,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                 console.print(f"{sweep_id} is finished; resume=never starts another one.")
                 return _exit_code(journal.record, None)
             with only_driver(root / sweep_id):
-                return _run_sweep(
-                    cfg, console, ledger, journal, root / sweep_id, pricing, limit, time, clock, typed, cards
-                )
+                return _run_sweep(cfg, console, ledger, journal, root / sweep_id, pricing, time, clock, typed, cards)
     except StoreError as error:
         raise ConfigError(str(error)) from error
 
@@ -105,7 +107,6 @@ def _run_sweep(
     journal: Journal,
     sweep_dir: Path,
     pricing: Pricing,
-    limit: Money | None,
     time: StepTime | None,
     clock: SystemClock | FakeClock,
     typed: Sequence[str],
@@ -117,7 +118,16 @@ def _run_sweep(
     console.print(f"Sweep {record.sweep_id}" + (_resumed_text(cfg, record, ledger, pricing, time) if resumed else ""))
     # Where only the closing of the books is left, no machine is held again.
     only_to_close = record.lease_ids and not record.left
+    purse = Purse(cfg, ledger, record, pricing, time, wait=_pause_of(clock))
+    for note in purse.notes:
+        console.print(Text(f"  {note}"), soft_wrap=True)
+    held = ledger.open_lease_of(machine_instance(cfg, record.sweep_id)) is not None
+    if not only_to_close and (refusal := purse.refusal(held)):
+        journal.append("driver_ended", {"how": "budget", "why": refusal}, f"driver_ended:{ledger.now_ns()}")
+        print_budget(console, refusal, typed)
+        return EXIT_BUDGET
     lease_id = record.lease_ids[-1] if only_to_close else hold_machine(cfg, ledger, record.sweep_id, pricing)
+    purse.hold(ledger.lease_state(lease_id).lease)
     journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
     tracker = _tracker(cfg, console, record.sweep_id)
@@ -137,8 +147,7 @@ def _run_sweep(
                 sweep_dir=sweep_dir,
                 view=view,
                 cards=len(cards),
-                spent_pico=lambda: _report(ledger, pricing, record.sweep_id).total_pico,
-                limit_pico=limit.pico if limit else None,
+                purse=purse,
                 forecast=lambda trial: forecast_labels(cfg, pricing, trial, time),
             )
             try:
@@ -173,7 +182,8 @@ def _run_sweep(
             _archive(cfg, ledger, console)
             drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
             shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
-    print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed)
+    why = host.stopped.reason if host and host.stopped else ""
+    print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed, why)
     return EXIT_INTERRUPTED if how == "interrupted" else _exit_code(record, verdict)
 
 
@@ -212,6 +222,11 @@ def make_executor(
         logs=sweep_dir / "ray",
         silence_seconds=cfg.retry.hung_after_seconds,
     )
+
+
+def _pause_of(clock: SystemClock | FakeClock) -> Callable[[], None]:
+    """What a paused sweep does at each heartbeat: simulated time must not run away from whoever is to raise a limit."""
+    return (lambda: sleep(SIMULATED_PAUSE_SECONDS)) if isinstance(clock, FakeClock) else (lambda: None)
 
 
 def _resumed_text(

@@ -24,6 +24,7 @@ from sweeps.journal import OUTCOMES, Journal, TrialRecord, TrialState
 from sweeps.lr_rule import WINDOW_STEPS, advise
 from sweeps.plan import PlannedTrial, trial_spec
 from sweeps.pruning import prune_reason
+from sweeps.purse import Purse
 from sweeps.retries import retry_after
 from sweeps.search.proposals import propose
 from sweeps.search.space import with_values
@@ -77,13 +78,14 @@ class SweepHost:
         sweep_dir: Path,
         view: View,
         cards: int,
-        spent_pico: Callable[[], int] | None = None,
-        limit_pico: int | None = None,
+        purse: Purse | None = None,
         forecast: Callable[[PlannedTrial], Mapping[str, str]] | None = None,
     ) -> None:
         self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
         self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
-        self._spent_pico, self._limit_pico, self._forecast = spent_pico, limit_pico, forecast
+        self._purse, self._forecast = purse, forecast
+        if purse is not None:
+            purse.tell = self.warn
         self._waiting = Waiting()
         for trial in journal.record.unfinished:
             self._waiting.put(trial.trial_id, trial.retry_not_before_ns or 0)
@@ -107,7 +109,11 @@ class SweepHost:
                 self._waiting.put(trial_id)
         if not self._waiting.ready(self._ledger.now_ns()):
             return None
-        trial = self._journal.record.trials[self._waiting.take()]
+        trial_id = self._purse.choose(self._waiting) if self._purse else self._waiting.take()
+        if trial_id is None:
+            self._heed_purse()
+            return None
+        trial = self._journal.record.trials[trial_id]
         number = len(trial.attempts) + 1
         spec = trial_spec(
             self._cfg,
@@ -142,6 +148,8 @@ class SweepHost:
         }
         sweep_id, cards = self._journal.record.sweep_id, Decimal(attempt.spec.cards)
         with self._journal.transaction():
+            if self._purse:
+                self._purse.reserve(held.key)
             self._journal.append("attempt_started", body, f"attempt_started:{attempt}")
             self._ledger.start_usage(held.key, sweep_id, cards, self._labels(trial))
         held.granted = True
@@ -208,7 +216,8 @@ class SweepHost:
             self._ledger.set_labels(held.key, {"state": str(state), "steps": str(trial.summary.step)})
         held.ended = True
         self._running -= 1
-        if retry:
+        goes_on = outcome == "budget" and not self._stop and self._purse and self._purse.goes_on(attempt.trial_id)
+        if retry or goes_on:
             self._waiting.put(attempt.trial_id, not_before_ns)
         self._view.changed(trial, None)
 
@@ -221,6 +230,8 @@ class SweepHost:
         with self._journal.transaction():
             self._journal.append("released", body, f"released:{attempt}")
             self._ledger.end_usage(held.key, str(OUTCOMES[outcome]))
+        if self._purse:
+            self._purse.release(attempt.trial_id)
         self._view.tick()
 
     def on_cards(self, cards: int) -> None:
@@ -283,6 +294,8 @@ class SweepHost:
             return self._stop
         if trial.cancelled is not None:
             return Stop(f"cancelled: {trial.cancelled}")
+        if self._purse and (stop := self._purse.verdict(trial.trial_id)):
+            return stop
         if isinstance(message, EvalReport):
             reason = trial.pruned or prune_reason(self._journal.record, trial, message.step, self._cfg)
             return Stop(f"pruned: {reason}") if reason else Continue()
@@ -342,10 +355,13 @@ class SweepHost:
         return SetLr(trial.lr * advice.factor)
 
     def _watch_budget(self) -> None:
-        if self._limit_pico is None or self._spent_pico is None or self._stop:
-            return
-        if self._spent_pico() >= self._limit_pico:
-            self.stop(f"budget: budget.sweep_limit={self._cfg.budget.sweep_limit} is spent")
+        if self._purse and not self._stop:
+            self._purse.watch()
+            self._heed_purse()
+
+    def _heed_purse(self) -> None:
+        if self._purse and self._purse.over:
+            self.stop(self._purse.over)
 
     def _labels(self, trial: TrialRecord) -> dict[str, str]:
         planned = trial.planned

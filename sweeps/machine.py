@@ -87,25 +87,6 @@ def forecast_labels(cfg: SweepConfig, pricing: Pricing, trial: PlannedTrial, tim
     return dict(zip(FORECASTS, amounts, strict=True))
 
 
-def spending_limit(cfg: SweepConfig, pricing: Pricing) -> Money | None:
-    """`budget.sweep_limit` in the machine's currency; None: no limit.
-
-    Raises:
-        ConfigError: another currency, or no price to hold it against.
-    """
-    if cfg.budget.sweep_limit is None:
-        return None
-    limit = Money.parse(cfg.budget.sweep_limit, negative=False)
-    if pricing.per_hour is None:
-        raise ConfigError("budget.sweep_limit cannot be kept on an unpriced machine: add its price, or drop the limit")
-    if limit.currency != pricing.per_hour.currency:
-        raise ConfigError(
-            f"budget.sweep_limit={limit} is not in the currency of machine={cfg.machine.name}, "
-            f"{pricing.per_hour.currency}: give the limit in {pricing.per_hour.currency}"
-        )
-    return limit
-
-
 def machine_instance(cfg: SweepConfig, sweep_id: str) -> str:
     """The machine's own identity: this host's, by name; of a simulated one, the sweep's."""
     if cfg.trainer.name == "simulated":

@@ -71,6 +71,7 @@ def print_end(
     sweep_dir: Path,
     drained: bool,
     typed: Sequence[str],
+    why: str = "",
 ) -> None:
     """What came of each trial, what it cost, the gate with its reasons, and the commands that come next."""
     root = Path(cfg.paths.root)
@@ -104,15 +105,22 @@ def print_end(
         command = " ".join(["python sweep.py", *map(shlex.quote, again), "resume=failed"])
         console.print(Text(f"Again:    {command}"), soft_wrap=True)
     if how == "budget":
-        again = [t for t in typed if not t.startswith("budget.")]
-        command = " ".join(["python sweep.py", *map(shlex.quote, again), "'budget.sweep_limit=AMOUNT CURRENCY'"])
-        console.print(
-            Text(f"The limit {cfg.budget.sweep_limit} is spent. Go on with a higher one:  {command}"), soft_wrap=True
-        )
+        print_budget(console, why.removeprefix("budget: "), typed)
     elif how == "interrupted":
         console.print(Text(f"Resume:   {' '.join(['python sweep.py', *map(shlex.quote, typed)])}"), soft_wrap=True)
     elif verdict and verdict.open and cfg.stage.next_stage:
         console.print(Text(f"Next:     {next_command(cfg.stage.next_stage, typed)}"), soft_wrap=True)
+
+
+def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
+    """Why a sweep stopped at a limit, or was not started, and how it goes on."""
+    console.print(Text(f"Budget:   {why}", style="yellow"), soft_wrap=True)
+    keys = [key for key in ("trial_limit", "sweep_limit", "stage_limit", "month_limit") if f"budget.{key}" in why]
+    kept = [t for t in typed if not t.startswith(tuple(f"budget.{key}=" for key in keys))]
+    higher = [f"'budget.{key}=AMOUNT CURRENCY'" for key in keys]
+    command = " ".join(["python sweep.py", *map(shlex.quote, kept), *higher])
+    raised = "" if keys else "raise it with python -m cost budget --set 'SCOPE=AMOUNT CURRENCY', then  "
+    console.print(Text(f"Go on:    {raised}{command}"), soft_wrap=True)
 
 
 _OF_ONE_STAGE = ("+stage=", "stage.", "search.", "resume=", "dry_run=", "gate.", "trainer.simulated.")
