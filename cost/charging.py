@@ -19,7 +19,7 @@ from cost.billing import BillingRule, Ended, Segment, charge, load_rules, rule_f
 from cost.journal import Journal
 from cost.machine_states import RUNNING, Change, Stretch, stretches
 from cost.money import largest_remainder
-from cost.prices import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, in_force, pico_per_hour
+from cost.prices import NS_PER_HOUR, PER_HOUR, PICO, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.records import Lease, LeaseState
 
 TAKEN_BACK = "taken_back"
@@ -137,7 +137,10 @@ def charged(
     changes = beside.changes.get(lease_id, ())
     time, rows = _time_charged(state, book, rules, now_ns, beside.used.covered.get(lease_id), changes)
     parts = stretches(changes, state.from_ns, max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns)
-    more, of_more = metered.segments(beside.counted.get(lease_id, ()), parts, book, rules)
+    counted = beside.counted.get(lease_id, ())
+    for one in metered.energy(counted, book):
+        time = _at_the_meter(state.lease, time, rows, one)
+    more, of_more = metered.segments(counted, parts, book, rules)
     return (*_stopped(state.lease, time, rows, parts), *more), {**rows, **of_more}
 
 
@@ -161,6 +164,28 @@ def _time_charged(
     if stop < end:
         after = lease_charge(replace(state, from_ns=stop), prices, rules, now_ns, changes)
     return (*before, *covered.segments, *after), {row.hash: row for row in prices}
+
+
+def _at_the_meter(
+    lease: Lease, time: Sequence[Segment], rows: Mapping[str, PriceRow], one: metered.Metered
+) -> tuple[Segment, ...]:
+    """The same charge with the energy that a meter counted from one moment to another in place of the lease's watts,
+    spread evenly over the time in which the machine ran."""
+    pieces = cut(time, [one.from_ns, one.to_ns], rates_of(lease, rows))
+    within = [s for s in pieces if one.from_ns <= s.from_ns and s.to_ns <= one.to_ns and s.from_ns < s.to_ns]
+    within = [s for s in within if s.category == "machine" and s.price_hash in rows and rows[s.price_hash].per == "kwh"]
+    weigh = (lambda s: s.paid_ns) if any(s.paid_ns for s in within) else (lambda s: s.to_ns - s.from_ns)
+    whole, exact, floored = sum(map(weigh, within)), Fraction(0), 0
+    found = []
+    for segment in pieces:
+        if segment in within:
+            row = rows[segment.price_hash]
+            exact += Fraction(row.price) * PICO * Fraction(one.quantity) * Fraction(weigh(segment), whole)
+            exact += Fraction(row.depreciation or 0) * PICO * Fraction(segment.paid_ns, NS_PER_HOUR)
+            segment = replace(segment, pico=floor(exact) - floored)
+            floored = floor(exact)
+        found.append(segment)
+    return tuple(found)
 
 
 def _stopped(

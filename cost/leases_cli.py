@@ -195,8 +195,8 @@ def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> Non
 @leases_app.command("meter")
 def meter_lease(
     lease_id: str,
-    sku: Annotated[str, typer.Option(help="Its price in the price book: per gib_month, gib, request or one_off.")],
-    quantity: Annotated[str, typer.Option(help="How much: GiB kept, GiB sent, requests, pieces.")],
+    sku: Annotated[str, typer.Option(help="Its price in the price book: per gib_month, gib, request, one_off or kwh.")],
+    quantity: Annotated[str, typer.Option(help="How much: GiB kept, GiB sent, requests, pieces, kWh.")],
     since: Annotated[str | None, typer.Option("--from", help="From when (UTC); default: the lease's start.")] = None,
     until: Annotated[str | None, typer.Option("--to", help="To when (UTC); default: the lease's end, or now.")] = None,
     region: Annotated[str, typer.Option(help="Region, where the price depends on it.")] = "",
@@ -205,9 +205,11 @@ def meter_lease(
     db: Db = None,
     pricing: Pricing = None,
 ) -> None:
-    """Enter a disk, what was sent, requests or a fee, charged at the price book's prices. Prints its id."""
+    """Enter a disk, what was sent, requests or a fee, charged at the price book's prices; or the kWh that a meter
+    counted for own hardware, in place of its watts. Prints its id."""
     from cost.metered import Metered, add
     from cost.money import exact_decimal
+    from cost.output import utc_text
     from cost.periods import instant_in, zone_of
     from cost.prices import PriceBook
     from cost.records import LedgerError
@@ -220,6 +222,11 @@ def meter_lease(
         if row.currency != state.lease.currency:
             raise LedgerError(
                 f"SKU {sku!r} is priced in {row.currency}, and lease {lease_id} in {state.lease.currency}"
+            )
+        if row.per == "kwh" and (sku != state.lease.sku or from_ns < state.from_ns or to_ns > (state.to_ns or now)):
+            raise LedgerError(
+                f"kWh are counted for the time that a machine priced per kWh is held: lease {lease_id} is priced as "
+                f"{state.lease.sku!r}, from {utc_text(state.from_ns)} to {utc_text(state.to_ns or now)}"
             )
         amount = exact_decimal(quantity, negative=False)
         kind = (row.purchase, row.region, row.kind)

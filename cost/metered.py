@@ -1,7 +1,9 @@
 """Resources beside machine time, priced like it: disks by GiB and month, what was sent, requests, one-off fees.
 
 What was counted is entered on a lease, with the price book's SKU, and never changed; it is charged at the prices in
-force. A disk goes on costing while its machine is stopped, or not, by its provider's rule. Pure but for one journal.
+force. A disk goes on costing while its machine is stopped, or not, by its provider's rule. The energy that a meter
+counted for own hardware is no resource beside its time: it takes the place of what its watts would have come to. Pure
+but for one journal.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from cost.records import IntegrityError, LedgerError
 STREAM = "metered"
 CATEGORY = {"gib_month": "storage", "gib": "egress", "request": "requests", "one_off": "fee"}
 """The category of what is priced per such a unit."""
+ENERGY = "kwh"
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,24 @@ def add(ledger: Journal, new: Metered, row: PriceRow, frozen: Iterable[str]) -> 
         LedgerError: a field is wrong.
         IntegrityError: something else has this name, or it would change a closed month.
     """
-    if row.per not in CATEGORY:
+    if row.per not in (*CATEGORY, ENERGY):
         raise LedgerError(
-            f"SKU {row.sku!r} is priced per {row.per}: only what is priced per {', '.join(CATEGORY)} counts here"
+            f"SKU {row.sku!r} is priced per {row.per}: only what is priced per {', '.join(CATEGORY)} or {ENERGY} "
+            "counts here"
         )
     if new.quantity <= 0:
         raise LedgerError(f"a quantity of {new.quantity}: it should be above zero")
-    if new.to_ns < new.from_ns or (row.per == "gib_month" and new.to_ns == new.from_ns):
+    if new.to_ns < new.from_ns or (row.per in ("gib_month", ENERGY) and new.to_ns == new.from_ns):
         raise LedgerError("what is kept for a time needs --from and a later --to")
     if new.to_ns > ledger.now_ns():
         raise LedgerError(f"{new.name} would end in the future: enter what has been, up to now")
+    for other in load(ledger).get(new.lease_id, ()) if row.per == ENERGY else ():
+        if (
+            other.name != new.name
+            and other.sku == new.sku
+            and max(other.from_ns, new.from_ns) < min(other.to_ns, new.to_ns)
+        ):
+            raise IntegrityError(f"{other.name} has the energy of a part of that time already: {other.quantity} kWh")
     first, last = (period_name(ns, "month", UTC) for ns in (new.from_ns, max(new.to_ns - 1, new.from_ns)))
     for month in frozen:
         if first <= month <= last:
@@ -74,6 +85,15 @@ def load(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[Metered
     return dict(found)
 
 
+def energy(counted: Sequence[Metered], book: PriceBook) -> list[Metered]:
+    """Those that a meter counted of own hardware, in kWh."""
+    return [one for one in counted if any(row.per == ENERGY for row in _series(one, book))]
+
+
+def _series(one: Metered, book: PriceBook) -> tuple[PriceRow, ...]:
+    return book.series(one.sku, purchase=one.purchase, region=one.region, kind=one.kind)
+
+
 def segments(
     counted: Sequence[Metered], parts: Sequence[Stretch], book: PriceBook, rules: Sequence[BillingRule]
 ) -> tuple[list[Segment], Mapping[str, PriceRow]]:
@@ -87,7 +107,9 @@ def segments(
     found: list[Segment] = []
     rows: dict[str, PriceRow] = {}
     for one in counted:
-        series = book.series(one.sku, purchase=one.purchase, region=one.region, kind=one.kind)
+        series = _series(one, book)
+        if any(row.per == ENERGY for row in series):
+            continue  # in place of the watts of its machine's time: see `charging`
         for start, stop, row in _pieces(one, parts, series, rules):
             rows[row.hash] = row
             if row.per == "gib_month":

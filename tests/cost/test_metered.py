@@ -18,7 +18,7 @@ from cost.cli import app
 from cost.grouping import Scope, grouped_report
 from cost.ledger import Ledger
 from cost.metered import Metered, add, load
-from cost.money import pico_of
+from cost.money import pico_of, plain
 from cost.prices import PriceBook, PriceRow, instant_ns
 from cost.records import IntegrityError, LedgerError, UsageKey
 
@@ -136,6 +136,93 @@ def test_finance_sees_a_quantity_and_a_unit(books, clock):
     (row,) = [row for row in found if row["x_Category"] == "egress"]
     keys = ("ServiceCategory", "PricingQuantity", "PricingUnit", "ConsumedQuantity", "ConsumedUnit", "BilledCost")
     assert [row[key] for key in keys] == ["Networking", "100", "GiB", "100", "GiB", "9"]
+
+
+# The energy of own hardware ---------------------------------------------------------------------------------------
+
+OWN = replace(price("power", "kwh", "0.25"), provider="own", purchase="own")
+OWN_RULES = (BillingRule("own", 1, 0, "up", False, ("running",), "moment", 0, "none", "page", "2025-12-01"),)
+
+
+@pytest.fixture
+def desk(ledger, clock, make_lease) -> Ledger:
+    """Own hardware of 400 W by its data sheet, for four hours, with a trial in the second and third."""
+    more = {"sku": "power", "purchase": "own", "cards": 1, "watts": Decimal(400), "price_hash": OWN.hash}
+    ledger.open_lease(make_lease(**more))
+    ledger.attach("L1", "s1")
+    clock.advance_seconds(3600)
+    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(1), {})
+    clock.advance_seconds(2 * 3600)
+    ledger.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
+    clock.advance_seconds(3600)
+    ledger.detach("L1", "s1", "done")
+    return ledger
+
+
+def kwh(quantity: str, first: int = 0, last: int = 4, name="meter") -> Metered:
+    hours = [instant_ns(START) + hour * 3600 * 10**9 for hour in (first, last)]
+    return Metered(name, "L1", "power", "own", "", "list", Decimal(quantity), *hours)
+
+
+def test_what_a_meter_counted_takes_the_place_of_the_watts_and_is_the_trials_too(any_database, desk, clock):
+    def found(row=OWN, **scope) -> dict[str, int]:
+        report = grouped_report(
+            desk, PriceBook((row,)), Scope(**{"by": "category", **scope}), clock.utc, rules=OWN_RULES
+        )
+        assert sum(row.billed_pico for row in report.rows) == 0
+        return {row.name: row.pico for row in report.rows}
+
+    by_watts = {
+        "startup": pico_of(Decimal("0.1")),
+        "other": pico_of(Decimal("0.2")),
+        "teardown": pico_of(Decimal("0.1")),
+    }
+    assert found() == by_watts
+    # The meter was read after the third hour: 3 kWh instead of 1.2.
+    assert add(desk, kwh("3", last=3), OWN, ())
+    counted = {
+        "startup": pico_of(Decimal("0.25")),
+        "other": pico_of(Decimal("0.5")),
+        "teardown": pico_of(Decimal("0.1")),
+    }
+    assert found() == counted
+    assert sum(found(by="day").values()) == sum(counted.values())
+    depreciated = replace(OWN, depreciation=Decimal("0.05"))
+    assert sum(found(depreciated).values()) == sum(counted.values()) + pico_of(Decimal("0.2"))
+    assert run_checks(desk, PriceBook((OWN,)), clock.utc, rules=OWN_RULES) == []
+
+
+def test_an_odd_quantity_is_split_to_the_last_digit(desk, clock):
+    add(desk, kwh("1.000000000007"), OWN, ())
+    report = grouped_report(desk, PriceBook((OWN,)), Scope(by="category"), clock.utc, rules=OWN_RULES)
+    assert report.total_pico == 250_000_000_001, "1.75 of a digit, floored once"
+    assert run_checks(desk, PriceBook((OWN,)), clock.utc, rules=OWN_RULES) == []
+
+
+def test_the_energy_of_an_hour_is_counted_once(desk):
+    assert add(desk, kwh("1", last=2), OWN, ())
+    assert not add(desk, kwh("1", last=2), OWN, ())
+    with pytest.raises(IntegrityError, match="meter has the energy of a part of that time already: 1 kWh"):
+        add(desk, kwh("1", first=1, name="again"), OWN, ())
+    assert add(desk, kwh("1", first=2, name="on"), OWN, ())
+
+
+def test_kwh_are_refused_for_a_machine_that_is_not_priced_by_them(tmp_path):
+    runner, root = CliRunner(), ["--root", str(tmp_path / "runs")]
+    opening = ["leases", "open", "--machine", "m", "--cards", "8", "--instance", "i", "--from", "2026-11-29", *root]
+    rented = runner.invoke(app, [*opening, "--sku", "lambda-h100x8"]).output.strip()
+    said = runner.invoke(app, ["leases", "meter", rented, "--sku", "electricity", "--quantity", "1", *root])
+    assert said.exit_code == 2
+    assert "is priced as 'lambda-h100x8', from 2026-11-29T00:00:00Z" in said.output
+    own = [*opening[:6], "--instance", "j", *opening[8:], "--sku", "electricity", "--watts", "400"]
+    desk = runner.invoke(app, own, catch_exceptions=False).output.strip()
+    metered = ["leases", "meter", desk, "--sku", "electricity", "--quantity", "2", "--to", "2026-11-29T08:00", *root]
+    assert runner.invoke(app, metered, catch_exceptions=False).exit_code == 0
+    closed = runner.invoke(app, ["leases", "close", desk, "--at", "2026-11-29T08:00", *root], catch_exceptions=False)
+    assert closed.exit_code == 0, closed.output
+    leases = json.loads(runner.invoke(app, ["leases", "list", "--json", *root]).output)["leases"]
+    row = PriceBook.load().in_force("electricity", instant_ns("2026-11-29"))
+    assert {one["lease_id"]: one["cost"] for one in leases}[desk] == plain(2 * row.price)
 
 
 def test_on_the_command_line(tmp_path: Path, books):
