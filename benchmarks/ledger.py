@@ -51,11 +51,23 @@ def main() -> None:
             command = [sys.executable, __file__, "--rows", str(rows), "--json"]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             results += json.loads(output)
+        for result in results[1:]:
+            result["growth"] = growth(results[0], result)
     if options.json:
         print(json.dumps(results, indent=2))
         return
     for result in results:
         print("  ".join(f"{name} {value}" for name, value in result.items()))
+
+
+def growth(small: dict[str, Any], large: dict[str, Any]) -> str:
+    """How much dearer each row is than in a smaller ledger: 1 where the cost grows linearly with the rows."""
+    larger = large["rows"] / small["rows"]
+    times = {name: large[f"{name}_s"] / max(small[f"{name}_s"], 0.01) for name in ("report_by_trial", "focus")}
+    times |= {"append": larger * small["append_rows_per_s"] / large["append_rows_per_s"]}
+    times |= {"memory": large["peak_mb"] / small["peak_mb"]}
+    each = ", ".join(f"{name} x{value / larger:.2f}" for name, value in times.items())
+    return f"x{larger:g} rows; per row, 1 is linear: {each}"
 
 
 def measure(rows: int) -> dict[str, Any]:
