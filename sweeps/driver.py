@@ -25,7 +25,7 @@ from cost.ledger import Ledger
 from cost.money import Money
 from cost.power import PowerMeter
 from cost.records import StoreError
-from cost.report import Report, sweep_report, trial_costs, write_csv
+from cost.report import Report, sweep_report, trial_costs
 from rl.spec import Stop
 from sweeps.cards import hold_cards
 from sweeps.config import CONF_DIR, ConfigError
@@ -51,7 +51,7 @@ from sweeps.plan import make_plan
 from sweeps.promotion import promotion
 from sweeps.purse import Purse
 from sweeps.report import terminal
-from sweeps.report.summary import print_budget, print_end, print_plan, print_promotion
+from sweeps.report.summary import print_budget, print_end, print_plan, print_promotion, print_stopped, write_costs
 from sweeps.tracking import Tracker, default_uri
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -95,7 +95,13 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                 console.print(f"{sweep_id} is finished; resume=never starts another one.")
                 return _exit_code(journal.record, None)
             with only_driver(root / sweep_id):
-                return _run_sweep(cfg, console, ledger, journal, root / sweep_id, pricing, time, clock, typed, cards)
+                try:
+                    return _run_sweep(
+                        cfg, console, ledger, journal, root / sweep_id, pricing, time, clock, typed, cards
+                    )
+                except StoreError as error:
+                    print_stopped(console, error, typed)
+                    return EXIT_FAILED
     except StoreError as error:
         raise ConfigError(str(error)) from error
 
@@ -174,7 +180,7 @@ def _run_sweep(
             meter.close(ledger, machine_instance(cfg, record.sweep_id))
             ledger.detach(lease_id, record.sweep_id, how)
             report = _report(ledger, pricing, record.sweep_id)
-            write_csv(report, sweep_dir / "cost.csv")
+            write_costs(console, report, sweep_dir)
             # Last: a driver that is killed before it is followed by one that closes the books.
             journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
             journal.catch_up()

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from cost.money import Money
-from cost.report import Report
+from cost.records import StoreError
+from cost.report import Report, write_csv
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime, sweep_seconds
 from sweeps.gates import Verdict
@@ -135,3 +136,26 @@ def next_command(stage: str, typed: Sequence[str]) -> str:
 
 def _short(source: str) -> str:
     return source if len(source) <= 60 else source[:57] + "..."
+
+
+def print_stopped(console: Console, error: StoreError, typed: Sequence[str]) -> None:
+    """The books cannot be written any more: what stands, and what to do."""
+    again = " ".join(["python sweep.py", *map(shlex.quote, typed)])
+    console.print(Text(f"Stopped: {error}", style="red"), soft_wrap=True)
+    console.print(
+        Text(
+            "The trials' processes were ended. What was written stands, and the machine counts as held until the books "
+            f"are closed. When that is mended, go on with:  {again}"
+        ),
+        soft_wrap=True,
+    )
+
+
+def write_costs(console: Console, report: Report, sweep_dir: Path) -> None:
+    """`cost.csv`. A disk that is full does not stand in the way of closing the books: it can be made again."""
+    try:
+        write_csv(report, sweep_dir / "cost.csv")
+    except OSError as error:
+        again = f"python -m cost report --sweep {sweep_dir.name} --format csv --out {sweep_dir / 'cost.csv'}"
+        text = f"warning: cost.csv was not written ({error.strerror}); it is made again by: {again}"
+        console.print(Text(text, style="yellow"), soft_wrap=True)
