@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from cost.ledger import Ledger
     from sweeps.journal import Journal, SweepRecord, TrialRecord
+    from sweeps.story import Told
 
 HEARTBEAT_SECONDS = 10
 """How often a driver looks into its journal."""
@@ -32,13 +34,15 @@ Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 @app.command()
 def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> None:
     """Every sweep, newest last: its trials by state, and its gate."""
-    from sweeps.journal import load, sweep_ids
+    from sweeps.journal import decisions, load, replay, sweep_ids
 
     with _open(root, db) as ledger:
-        rows = [_status_row(load(ledger, sweep_id)) for sweep_id in sweep_ids(ledger)]
-    if as_json:
-        print(json.dumps({"sweeps": rows}, indent=2))
-        return
+        if as_json:
+            found = [_status_row(load(ledger, i), details=True) for i in sweep_ids(ledger)]
+            print(json.dumps({"sweeps": found}, indent=2))
+            return
+        # The table tells of decisions only: what trainers said need not be read.
+        rows = [_status_row(replay(i, decisions(ledger, i))) for i in sweep_ids(ledger)]
     from rich.table import Table
 
     from sweeps.report.terminal import make_console
@@ -57,24 +61,30 @@ def show(
     sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
     root: Root = Path("runs"),
     db: Db = None,
+    words: Annotated[bool, typer.Option("--words", help="With every word of every trainer, step by step.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The story of one sweep in time order."""
-    from sweeps.journal import sweep_events
+    """The story of one sweep in time order, and what each part of it has cost."""
+    from cost.prices import PriceError
+    from sweeps.journal import decisions, replay, sweep_events
+    from sweeps.machine import money_text
+    from sweeps.story import read_costs, still_running, story
 
     with _open(root, db) as ledger:
         sweep_id = _chosen(ledger, sweep)
-        events = list(sweep_events(ledger, sweep_id))
-    rows = [{"at": _utc(e.at_ns), "kind": e.kind, "text": _told(e.kind, e.body)} for e in events]
-    if as_json:
-        print(json.dumps({"sweep": sweep_id, "events": rows}, indent=2))
-        return
-    from sweeps.report.terminal import make_console
-
-    console = make_console()
-    console.print(f"{sweep_id}")
-    for row in rows:
-        console.print(f"{row['at'][:19]}  {row['text']}", overflow="ellipsis", no_wrap=True, markup=False)
+        decided = list(decisions(ledger, sweep_id))
+        record = replay(sweep_id, decided)
+        now_ns = record.last_ns if record.simulated else max(record.last_ns, ledger.now_ns())
+        ends = [e.at_ns for e in decided if e.kind == "driver_ended"]
+        try:
+            costs = read_costs(ledger, sweep_id, ends, now_ns, money_text)
+        except PriceError as error:
+            costs = None
+            typer.echo(f"no costs are shown: {error}", err=True)
+        lines = story(sweep_events(ledger, sweep_id) if words else decided, costs)
+        if costs:
+            lines = itertools.chain(lines, still_running(record, costs, now_ns))
+        _print_story(sweep_id, lines, as_json)
 
 
 @app.command()
@@ -184,20 +194,21 @@ def _chosen(ledger: Ledger, sweep: str) -> str:
     return sweep
 
 
-def _status_row(record: SweepRecord) -> dict[str, Any]:
+def _status_row(record: SweepRecord, *, details: bool = False) -> dict[str, Any]:
     from sweeps.journal import TrialState
+    from sweeps.story import gate_word, utc
 
     states = [t.state for t in record.trials.values()]
     return {
         "sweep": record.sweep_id,
         "stage": record.stage,
         "machine": record.machine,
-        "planned_at": _utc(record.planned_ns),
+        "planned_at": utc(record.planned_ns),
         "simulated": record.simulated,
         "trials": {str(s): n for s in TrialState if (n := states.count(s))},
         "state": record.ended or "running or lost",
-        "gate": None if record.gate is None else _gate_word(record.gate),
-        "details": [_trial_row(t) for t in record.trials.values()],
+        "gate": None if record.gate is None else gate_word(record.gate),
+        **({"details": [_trial_row(t) for t in record.trials.values()]} if details else {}),
     }
 
 
@@ -217,59 +228,28 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _told(kind: str, body: Any) -> str:
-    from rl.codec import from_json
-    from sweeps.plan import PlannedTrial
+def _print_story(sweep_id: str, lines: Iterable[Told], as_json: bool) -> None:
+    from sweeps.story import style_of, utc
 
-    who = f"{body['trial_id']}/{body['attempt']}" if "trial_id" in body else ""
-    match kind:
-        case "sweep_planned":
-            count = len(body["trials"]) + body.get("proposals", 0)
-            return f"planned: {count} trials of stage {body['stage']} on {body['machine']}"
-        case "trial_planned":
-            return f"proposed: {from_json(PlannedTrial, body['trial']).label}, lr {body['trial']['lr']:.3g}"
-        case "search_ended":
-            return f"the search proposes no more than {body['trials']} trials"
-        case "driver_started":
-            return f"driver started (process {body['pid']}), lease {body['lease_id']}"
-        case "attempt_started":
-            return f"{who} started" + (f" from step {body['from_step']}" if body["from_step"] else "")
-        case "message":
-            message = body["message"]
-            word = {"started": "ready after", "step": "did", "eval": "evaluated after"}.get(
-                message["kind"], message["kind"]
-            )
-            step = f" step {message['step']}" if "step" in message else ""
-            return f"{who} {word}{step}" + (" again" if message.get("replay") else "")
-        case "command":
-            return f"{who} told: {json.dumps(body['command'])}"
-        case "attempt_ended":
-            return f"{who} {body['outcome']}" + (f": {body['message']}" if body["message"] else "")
-        case "retry":
-            return f"{body['trial_id']} will be tried again: {body['reason']}"
-        case "operator":
-            which = f" {len(body['trials'])} trials" if body["trials"] else ""
-            return f"somebody said: {body['command']}{which} ({body['reason']})"
-        case "released":
-            return f"{who} cards are back" if body["released"] else f"{who} CARDS OR PROCESSES STILL HELD"
-        case "gate":
-            return f"{body['gate']} gate {_gate_word(body)}" + (f": {body['forced']}" if body["forced"] else "")
-        case "warning":
-            return f"warning: {body['text']}"
-        case "driver_ended":
-            return f"driver ended: {body['how']}"
-        case _:
-            return kind
+    if as_json:
+        rows = [
+            {"at": utc(t.at_ns), "kind": t.kind, "text": t.text, **({"cost": t.money} if t.money else {})}
+            for t in lines
+        ]
+        print(json.dumps({"sweep": sweep_id, "events": rows}, indent=2))
+        return
+    from rich.text import Text
 
+    from sweeps.report.terminal import WIDTH, make_console
 
-def _gate_word(gate: Mapping[str, Any]) -> str:
-    return "closed" if not gate["open"] else "open" if gate["healthy"] else "open by force"
-
-
-def _utc(at_ns: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(at_ns // 10**9, UTC).isoformat().replace("+00:00", "Z")
+    console = make_console()
+    console.print(sweep_id, markup=False)
+    width = min(console.width, WIDTH)
+    for line in lines:
+        money = f"  {line.money}" if line.money else ""
+        text = Text(f"{utc(line.at_ns)[:19]}  {line.text}", style=style_of(line))
+        text.truncate(width - len(money), overflow="ellipsis", pad=bool(money))
+        console.print(text.append(money, style="bold"), no_wrap=True, overflow="ignore", crop=False)
 
 
 if __name__ == "__main__":

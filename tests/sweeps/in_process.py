@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from cost.clock import FakeClock
 from cost.ledger import Ledger
+from cost.prices import PriceRow
 from cost.records import Lease
 from rl.spec import Event
 from sweeps.config import canonical, compose
@@ -49,10 +51,10 @@ class Sweep:
         return reports(self.ledger, self.journal.record.sweep_id)
 
 
-def a_sweep(folder: Path, *overrides: str, **host_settings) -> Sweep:
-    """A planned sweep with its lease held, not yet run."""
+def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **host_settings) -> Sweep:
+    """A planned sweep with its lease held, not yet run. Without a price of the machine, it is unpriced."""
     cfg = compose(["+stage=smoke", "trainer=simulated", f"paths.root={folder}", *overrides])
-    clock = FakeClock()
+    clock = FakeClock(price.from_ns) if price else FakeClock()
     ledger = Ledger.open(folder / "ledger.db", clock)
     journal = Journal(ledger, "smoke-test-1")
     journal.planned(stage="smoke", machine=cfg.machine.name, plan=make_plan(cfg), config=canonical(cfg))
@@ -64,7 +66,9 @@ def a_sweep(folder: Path, *overrides: str, **host_settings) -> Sweep:
         provider="own",
         cards=cfg.machine.cards,
         currency="USD",
-        price_hash=None,
+        price_hash=price.hash if price else None,
+        purchase=cfg.machine.purchase,
+        watts=Decimal(str(cfg.machine.watts)),
     )
     ledger.open_lease(lease)
     ledger.attach("lease-1", "smoke-test-1")
