@@ -36,6 +36,8 @@ from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTU
 
 SECOND_NS = 10**9
 HEARTBEAT_NS = 10 * SECOND_NS
+WRITTEN_WITHIN_NS = SECOND_NS
+"""A driver may keep what it hears for so long before it writes it down."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def problems(plan: Plan, cfg: SweepConfig, lines: Sequence[Mapping[str, Any]]) -
             *_steps(cfg, plan, record, reports(ledger, record.sweep_id)),
             *_reports(ledger, record),
             *_runs(record, held(lines)),
-            *_lost_work(record, lines),
+            *_lost_work(lines),
             *_billed(ledger, plan, record, held(lines)),
             *_money(ledger, root, record),
             *_left_behind(ledger, root, record),
@@ -193,16 +195,19 @@ def _runs(record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:
         yield f"{missing} never ran"
 
 
-def _lost_work(record: SweepRecord, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """An attempt goes on from the newest checkpoint that any driver had taken note of."""
+def _lost_work(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """An attempt goes on from the newest checkpoint that a driver had heard of a second before it died, or later."""
     known: dict[str, str] = {}
-    for line in lines:
-        if line["what"] == "heard":
-            known[line["trial"]] = line["checkpoint"]
-        elif line["what"] == "granted":
-            due = known.get(line["trial"])
-            if due is not None and (line["checkpoint"] or "") < due:
-                yield f"{line['trial']}/{line['attempt']} went on from {line['checkpoint']}, not from {due}"
+    for _, of_run in itertools.groupby(lines, key=lambda line: line["run"]):
+        mine = list(of_run)
+        until_ns = (mine[-1]["at_ns"] or 0) - WRITTEN_WITHIN_NS
+        for line in mine:
+            if line["what"] == "heard" and line["at_ns"] <= until_ns:
+                known[line["trial"]] = line["checkpoint"]
+            elif line["what"] == "granted":
+                due = known.get(line["trial"])
+                if due is not None and (line["checkpoint"] or "") < due:
+                    yield f"{line['trial']}/{line['attempt']} went on from {line['checkpoint']}, not from {due}"
 
 
 def _billed(ledger: Ledger, plan: Plan, record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:

@@ -61,6 +61,7 @@ PLANS = {
     for plan in (
         Plan("one card", ("search.prompts_per_step=[2,4]",)),
         Plan("cards side by side", ("machine=h100x8", "search.prompts_per_step=[2,4,6]", "search.max_concurrent=2")),
+        Plan("two checkpoints", ("search.prompts_per_step=[2]", "trainer.keep_checkpoints=2"), 9, 1),
         Plan("preempted", ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4")),
         Plan("crashed", ("search.prompts_per_step=[2,4]", "trainer.simulated.crash_at_step=3")),
         Plan("hung", ("search.prompts_per_step=[2,4]", "trainer.simulated.hang_at_step=5")),

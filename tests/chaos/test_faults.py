@@ -1,0 +1,159 @@
+"""What is around a sweep fails for a while: everything is told twice, MLflow, the database, the disk, the clock."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cost import facts
+from rl.spec import Command, Event
+from sweeps.executors import Attempt
+from sweeps.journal import load, sweep_events
+from sweeps.words import NOT_DECIDED, words_in
+from tests.chaos.broken import break_and_resume
+from tests.sweeps.in_process import Sweep, a_sweep
+
+HOUR_NS = 3600 * 10**9
+
+SMALL = ("stage.steps=6", "trainer.checkpoint_every_steps=2", "task.eval_questions=4", "search.lr_scaling=[hold]")
+
+
+# Everything told twice ------------------------------------------------------------------------------------------------
+
+
+class TellingTwice:
+    """A driver whose executor brings every word twice, and all words of an attempt once more after its end."""
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+        self._said: dict[str, list[tuple[int, Event]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def on_granted(self, attempt: Attempt) -> None:
+        self._host.on_granted(attempt)
+        self._host.on_granted(attempt)
+
+    def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+        self._said.setdefault(str(attempt), []).append((sequence, message))
+        answer = self._host.on_message(attempt, sequence, message)
+        assert self._host.on_message(attempt, sequence, message) == answer
+        return answer
+
+    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+        self._host.on_ended(attempt, outcome, message)
+        self._host.on_ended(attempt, outcome, message)
+
+    def on_released(self, attempt: Attempt, released: bool) -> None:
+        self._host.on_released(attempt, released)
+        self._host.on_released(attempt, released)
+        self._host.on_granted(attempt)
+        for sequence, message in self._said[str(attempt)]:
+            self._host.on_message(attempt, sequence, message)
+        self._host.on_ended(attempt, "crashed", "told late")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("search.prompts_per_step=[2,4]",),
+        ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4"),
+        ("search.prompts_per_step=[2]", "trainer.simulated.crash_at_step=3"),
+        ("search.prompts_per_step=[2]", "search.lr_scaling=[clip_frac]", "stage.steps=12"),
+    ],
+    ids=["plain", "preempted", "crashed", "learning rate moved"],
+)
+def test_whatever_is_told_twice_counts_once_in_the_record_and_in_the_books(tmp_path, overrides):
+    folders = tmp_path / "once", tmp_path / "twice"
+    once, twice = (a_sweep(folder, *SMALL, *overrides) for folder in folders)
+    once.run()
+    host: Any = TellingTwice(twice.host)
+    twice.executor.run(host)
+    assert what_happened(twice, folders[1]) == what_happened(once, folders[0])
+    assert load(twice.ledger, "smoke-test-1") == twice.journal.record
+
+
+def what_happened(sweep: Sweep, folder: Path) -> Any:
+    """All that the journal and the ledger hold, without the names of folders and how words were written together."""
+    events = [e for e in sweep_events(sweep.ledger, "smoke-test-1") if e.kind != "sweep_planned"]
+    decisions = [(e.kind, e.key, e.at_ns, e.body) for e in events if e.kind not in NOT_DECIDED]
+    words = [(w.name, w.at_ns, w.body) for e in events for w in words_in(e)]
+    with sweep.ledger.read() as connection:
+        phases = facts.phase_totals(connection)
+    return str((decisions, words)).replace(str(folder), ""), sweep.ledger.usages(), phases
+
+
+# The clock ------------------------------------------------------------------------------------------------------------
+
+
+class AtMessage:
+    """A driver to whom something happens before its n-th message."""
+
+    def __init__(self, host: Any, number: int, event: Callable[[], None]) -> None:
+        self._host, self._left, self._event = host, number, event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+        self._left -= 1
+        if self._left == 0:
+            self._event()
+        return self._host.on_message(attempt, sequence, message)
+
+
+@pytest.mark.parametrize("step_ns", [HOUR_NS, -HOUR_NS], ids=["forward", "back"])
+def test_a_wall_clock_set_by_an_hour_in_the_middle_changes_nothing_and_is_noted(tmp_path, step_ns: int):
+    folders = tmp_path / "steady", tmp_path / "stepped"
+    steady, stepped = (a_sweep(folder, *SMALL) for folder in folders)
+    steady.run()
+    host: Any = AtMessage(stepped.host, 7, lambda: stepped.clock.step_wall(step_ns))
+    stepped.executor.run(host)
+    assert what_happened(stepped, folders[1]) == what_happened(steady, folders[0])
+    with stepped.ledger.read() as connection:
+        assert [row.step_ns for row in connection.exec_driver_sql("SELECT step_ns FROM clock_step")] == [step_ns]
+
+
+# Database and disk ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[ProcessPoolExecutor]:
+    """A process of one thread, from which drivers can be forked."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def test_a_database_that_another_program_locks_for_a_second_delays_the_sweep_and_nothing_else(worker, tmp_path):
+    found = worker.submit(break_and_resume, "locked a while", tmp_path).result()
+    assert found.code == 0, found.said
+    assert "Stopped" not in found.said
+    assert found.wrong == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("locked for good", "locked by another program"),
+        ("disk full", "is full"),
+        ("files may not grow", "disk I/O error"),
+    ],
+)
+def test_books_that_cannot_be_written_end_the_sweep_with_what_to_do_and_it_goes_on_later(
+    worker, tmp_path, fault: str, reason: str
+):
+    found = worker.submit(break_and_resume, fault, tmp_path).result()
+    assert found.code == 1, found.said
+    assert "Stopped: the " in found.said
+    assert reason in found.said
+    assert "go on with:  python sweep.py +stage=smoke" in found.said
+    assert "Traceback" not in found.said
+    assert found.code_after == 0, found.said_after
+    assert "going on" in found.said_after
+    assert found.wrong == []
