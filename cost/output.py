@@ -28,6 +28,8 @@ UNPRICED = "UNPRICED"
 
 _LABELS_BEFORE = ("prompts_per_step", "group_size", "lr", "lr_scaling", "steps")
 _LABELS_AFTER = ("acc", "acc_ci_low", "acc_ci_high")
+_LABELS_SINCE = ("seed", "varied")
+"""Labels that came after the columns behind them had their place."""
 _CATEGORIES_SINCE = ("stopped",)
 """Categories that came after the columns behind them had their place."""
 _COSTS = tuple(name for name in COSTS if name != "billed_cost")
@@ -44,6 +46,7 @@ COLUMNS = (
     *FORECASTS,
     *_COSTS,
     *_CATEGORIES_SINCE,
+    *_LABELS_SINCE,
     *("price_source", "flags"),
 )
 """The CSV's columns, explained one by one in docs/cost-report.md. They are only ever added to, before the last two."""
@@ -110,7 +113,7 @@ def csv_cells(row: Row, places: int) -> dict[str, str]:
         "price_source": row.price_source,
         "flags": " ".join(row.flags if row.unpriced else (row.status, *row.flags)),
     }
-    for name in ("stage", "state", *_LABELS_BEFORE, *_LABELS_AFTER):
+    for name in ("stage", "state", *_LABELS_BEFORE, *_LABELS_AFTER, *_LABELS_SINCE):
         cells[name] = row.labels.get(name, "")
     for name in FORECASTS:
         # Exact, and in the row's currency; one in another currency says so.

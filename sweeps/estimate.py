@@ -121,7 +121,7 @@ def sweep_seconds(plan: Plan, cfg: SweepConfig, time: StepTime) -> float:
         1, min(cfg.machine.cards // cfg.search.cards_per_trial, cfg.search.max_concurrent or cfg.machine.cards)
     )
     lanes = [0.0] * at_once
-    for trial in plan.trials:
+    for trial in (*plan.trials, *plan.typical):
         lanes.sort()
         lanes[0] += time.of(trial, cfg.stage.steps)
     return max(lanes)

@@ -14,9 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl.codec import from_json
 from rl.spec import EvalReport, Started, StepReport
 from sweeps.journal import OUTCOMES, TrialState, sweep_events
 from sweeps.metrics import eval_accuracy, step_metrics
+from sweeps.plan import PlannedTrial
 from sweeps.words import Word, words_in
 
 if TYPE_CHECKING:
@@ -130,7 +132,7 @@ class Delivery:
         last = self._cursor
         try:
             for event in sweep_events(ledger, self._sweep_id, after=self._cursor):
-                self._take(event, metrics)
+                self._take(ledger, event, metrics)
                 last = event.sequence
             for run_id in list(metrics):
                 self._flush(run_id, metrics)
@@ -141,11 +143,14 @@ class Delivery:
             self._client.set_tag(self._parent, CURSOR_TAG, str(last))
             self._cursor = last
 
-    def _take(self, event: StoredEvent, metrics: dict[str, list[Any]]) -> None:
+    def _take(self, ledger: Ledger, event: StoredEvent, metrics: dict[str, list[Any]]) -> None:
         body = event.body
         match event.kind:
             case "sweep_planned":
                 self._plan(body, _ms(event.at_ns))
+            case "trial_planned":
+                plan = next(e.body for e in sweep_events(ledger, self._sweep_id) if e.kind == "sweep_planned")
+                self._trial(plan, body["trial"], _ms(event.at_ns))
             case "attempt_started":
                 run_id = self._runs[body["trial_id"]]
                 self._client.update_run(run_id, "RUNNING")
@@ -169,27 +174,27 @@ class Delivery:
                 self._client.set_terminated(self._parent, status, _ms(event.at_ns))
 
     def _plan(self, body: Mapping[str, Any], at_ms: int) -> None:
-        config = body["config"]
-        tags = {"sweep_id": self._sweep_id, "stage": body["stage"], "machine": body["machine"]}
-        if config["trainer"]["name"] == "simulated":
-            tags["simulated"] = "true"
         if self._parent is None:
+            tags = _tags(self._sweep_id, body)
             run = self._client.create_run(self.experiment_id, at_ms, tags, run_name=self._sweep_id)
             self._parent = run.info.run_id
         # Of runs that are there already too: whoever made them may have died before this.
-        self._params(self._parent, _flat(config))
+        self._params(self._parent, _flat(body["config"]))
         for trial in body["trials"]:
-            if trial["trial_id"] not in self._runs:
-                name = (
-                    f"{trial['prompts_per_step']}x{trial['group_size']} {'='.join(trial['names'])} "
-                    f"{trial['trial_id'][:6]}"
-                )
-                more = {"trial_id": trial["trial_id"], "mlflow.parentRunId": self._parent, "state": "PLANNED"}
-                run = self._client.create_run(self.experiment_id, at_ms, tags | more, run_name=name)
-                self._runs[trial["trial_id"]] = run.info.run_id
-            point = {k: trial[k] for k in ("prompts_per_step", "group_size", "lr", "lr_scaling", "seed")}
-            recipe = _flat({k: config[k] for k in ("model", "task", "algorithm")})
-            self._params(self._runs[trial["trial_id"]], point | recipe)
+            self._trial(body, trial, at_ms)
+
+    def _trial(self, plan: Mapping[str, Any], trial: Mapping[str, Any], at_ms: int) -> None:
+        """The run of a trial that was planned or proposed, with what its point makes of the configuration."""
+        planned = from_json(PlannedTrial, trial)
+        if planned.trial_id not in self._runs:
+            tags = {**_tags(self._sweep_id, plan), "trial_id": planned.trial_id, "state": "PLANNED"}
+            tags["mlflow.parentRunId"] = self._parent or ""
+            name = f"{planned.label} {planned.trial_id[:6]}"
+            run = self._client.create_run(self.experiment_id, at_ms, tags, run_name=name)
+            self._runs[planned.trial_id] = run.info.run_id
+        point = {k: trial[k] for k in ("prompts_per_step", "group_size", "lr", "lr_scaling", "seed")}
+        recipe = _flat({k: plan["config"][k] for k in ("model", "task", "algorithm")})
+        self._params(self._runs[planned.trial_id], point | recipe | dict(planned.overrides))
 
     def _message(self, said: Word, metrics: dict[str, list[Any]]) -> None:
         run_id, trial_id, at_ms = self._runs[said.trial_id], said.trial_id, _ms(said.at_ns)
@@ -231,6 +236,11 @@ class Delivery:
         params = [Param(key, str(value)) for key, value in values.items()]
         for start in range(0, len(params), 100):
             self._client.log_batch(run_id, params=params[start : start + 100])
+
+
+def _tags(sweep_id: str, plan: Mapping[str, Any]) -> dict[str, str]:
+    tags = {"sweep_id": sweep_id, "stage": plan["stage"], "machine": plan["machine"]}
+    return tags | {"simulated": "true"} if plan["config"]["trainer"]["name"] == "simulated" else tags
 
 
 def _client(uri: str) -> MlflowClient:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from cost.money import Money
@@ -19,13 +20,16 @@ from sweeps.journal import SweepRecord, TrialState
 from sweeps.machine import Pricing, money_text
 from sweeps.plan import Plan
 from sweeps.promotion import Promotion
+from sweeps.pruning import first_evaluation
 from sweeps.report import terminal
+from sweeps.search.proposals import objective, points_of
+from sweeps.search.space import TRIAL_KEYS, axes
 
 
 def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime | None) -> None:
     machine = cfg.machine
     console.print(
-        Text(f"Stage {cfg.stage.name}: {len(plan.trials)} trials of {cfg.stage.steps} steps", style="bold"),
+        Text(f"Stage {cfg.stage.name}: {plan.size} trials of {cfg.stage.steps} steps", style="bold"),
     )
     merged = plan.points - len(plan.trials)
     if merged:
@@ -35,7 +39,9 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
     console.print(Text(f"  machine {machine.name}: {machine.hardware}; {price}{source}"), soft_wrap=True)
     console.print(Text(f"  model {cfg.model.path or cfg.model.kind}, task {cfg.task.name}, {cfg.algorithm.name}"))
     seconds = {t.trial_id: time.of(t, cfg.stage.steps) for t in plan.trials} if time else None
-    console.print(terminal.plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
+    _print_search(console, cfg)
+    if plan.trials:
+        console.print(terminal.plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
     if time:
         total = sweep_seconds(plan, cfg, time)
         bound = total * time.allowance
@@ -48,6 +54,47 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
         )
     for warning in plan.warnings:
         console.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def _print_search(console: Console, cfg: SweepConfig) -> None:
+    """Where points come from, if they are not the grid's, and what ends trials early."""
+    search = cfg.search
+    if search.method != "grid":
+        seeds = f", each point with seeds {', '.join(map(str, search.seeds))}" if len(search.seeds) > 1 else ""
+        how = {
+            "random": f"points drawn at random (search.sampler_seed={search.sampler_seed})",
+            "optuna": f"points proposed by Optuna's TPE (search.sampler_seed={search.sampler_seed}), the first "
+            f"{search.startup_trials} at random",
+        }[search.method]
+        console.print(f"  {how}{seeds}, from:")
+        console.print(Padding(terminal.space_table(axes(cfg)), (0, 0, 0, 4)))
+    if search.pruning != "none":
+        rule = {
+            "asha": f"beyond each rung the best 1 in {search.pruning_factor} goes on",
+            "median": f"below percentile {search.pruning_percentile:g} of the others a trial ends",
+        }[search.pruning]
+        first = search.pruning_warmup_completions or first_evaluation(cfg)
+        console.print(
+            f"  search.pruning={search.pruning}: {rule}, from {first} completions and "
+            f"{search.pruning_min_trials} trials of a seed on"
+        )
+
+
+def print_best(console: Console, cfg: SweepConfig, record: SweepRecord) -> None:
+    """The point with the highest accuracy, as it can be typed, where a search was made."""
+    if cfg.search.method == "grid" and not cfg.search.space:
+        return
+    whole = [trials for trials in points_of(record) if {t.state for t in trials} == {TrialState.COMPLETED}]
+    worth = [(value, trials) for trials in whole if (value := objective(trials)) is not None]
+    if len(worth) < 2:
+        return
+    value, trials = max(worth, key=lambda found: found[0])
+    planned = trials[0].planned
+    typed = [f"search.{k}=[{planned.point[k]}]" for k in TRIAL_KEYS]
+    typed += [f"{k}={v}" for k, v in planned.overrides.items()]
+    over = f", mean over {len(trials)} seeds" if len(trials) > 1 else ""
+    console.print(Text(f"Best:     acc {value:.3f}{over}: {' '.join(map(shlex.quote, typed))}"), soft_wrap=True)
+    console.print(f"          the best of {len(worth)}, so partly by luck: run it again with other search.seeds")
 
 
 def print_promotion(console: Console, step: Promotion) -> None:
@@ -86,10 +133,11 @@ def print_end(
     total = cost_text(report.total_pico, report.unpriced)
     overheads = cost_text(report.total_pico - sum(r.pico for r in report.trials), report.unpriced)
     console.print(Text(f"Cost: {total}, of it {overheads} not inside a trial ({sweep_dir}/cost.csv)"), soft_wrap=True)
+    print_best(console, cfg, record)
     if verdict:
         terminal.print_gate(console, verdict)
         console.print("Learning rate, by clip_frac of the last steps:")
-        terminal.print_lr_advice(console, list(record.trials.values()), cfg.algorithm)
+        terminal.print_lr_advice(console, list(record.trials.values()), cfg)
     if not drained:
         console.print(
             Text("MLflow has not everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
@@ -124,7 +172,7 @@ def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
     console.print(Text(f"Go on:    {raised}{command}"), soft_wrap=True)
 
 
-_OF_ONE_STAGE = ("+stage=", "stage.", "search.", "resume=", "dry_run=", "gate.", "trainer.simulated.")
+_OF_ONE_STAGE = ("+stage=", "stage.", "search.", "search=", "resume=", "dry_run=", "gate.", "trainer.simulated.")
 """Overrides that say something of one stage only: the next one decides for itself."""
 
 

@@ -16,14 +16,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rl.spec import AlgorithmSpec, CheckpointWritten, EvalReport, Event, Finished, Started, StepReport
+from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Started, StepReport
 from rl.tasks.evaluation import average_at_k
+from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime
 from sweeps.gates import Verdict
 from sweeps.journal import SweepRecord, TrialRecord, TrialState
 from sweeps.lr_rule import advise
 from sweeps.metrics import eval_accuracy
 from sweeps.plan import Plan
+from sweeps.search.space import DIGITS, Axis, with_values
 from sweeps.summary import Evaluation, TrialSummary
 
 WIDTH = 100
@@ -34,6 +36,7 @@ NS_PER_SECOND = 1e9
 _STYLES = {
     TrialState.COMPLETED: "green",
     TrialState.RUNNING: "cyan",
+    TrialState.PRUNED: "magenta",
     TrialState.FAILED: "red",
     TrialState.PREEMPTED: "yellow",
     TrialState.BUDGET_STOPPED: "yellow",
@@ -68,29 +71,42 @@ def share(value: float | None) -> str:
 
 
 def plan_table(plan: Plan, updates_per_rollout: int, steps: int, seconds: Mapping[str, float] | None) -> Table:
+    """A row a trial. Where further keys are varied, they have the place of the completions per update."""
     table = Table(box=None, pad_edge=False)
+    varied = any(trial.varied for trial in plan.trials)
     for name, right in [
         ("trial", False),
         ("prompts x G", True),
-        ("completions/update", True),
+        ("varied", False) if varied else ("completions/update", True),
         ("lr", True),
         ("lr_scaling", False),
         ("seed", True),
         ("steps", True),
         ("time", True),
     ]:
-        table.add_column(name, justify="right" if right else "left")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "varied")
     for trial in plan.trials:
         table.add_row(
             trial.trial_id,
             f"{trial.prompts_per_step} x {trial.group_size}",
-            f"{trial.prompts_per_step * trial.group_size / updates_per_rollout:g}",
-            f"{trial.lr:.3g}",
+            trial.varied if varied else f"{trial.prompts_per_step * trial.group_size / updates_per_rollout:g}",
+            f"{trial.lr:.{DIGITS}g}",
             " = ".join(trial.names),
             str(trial.seed),
             str(steps),
             duration(seconds[trial.trial_id]) if seconds else "unknown",
         )
+    return table
+
+
+def space_table(space: Sequence[Axis]) -> Table:
+    """What points are drawn or proposed from, a row a key."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("key", "values", "when"):
+        table.add_column(name, no_wrap=name == "key", overflow="fold")
+    for axis in space:
+        values, _, condition = str(axis).partition("  when ")
+        table.add_row(axis.key, values, condition)
     return table
 
 
@@ -204,7 +220,7 @@ class LiveView:
         return table
 
     def _seconds_left(self, trial: TrialRecord) -> float | None:
-        if trial.state is TrialState.COMPLETED:
+        if trial.state in (TrialState.COMPLETED, TrialState.PRUNED):
             return 0.0
         done = trial.summary.step
         remaining = self._steps - done
@@ -237,7 +253,7 @@ def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Map
         ("card-h", True),
         ("cost", True),
     ]:
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "point")
     for trial in record.trials.values():
         evaluations = [trial.summary.first_evaluation, trial.summary.last_evaluation]
         before = next((e for e in evaluations if e and e.step == 0), None)
@@ -246,7 +262,7 @@ def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Map
         table.add_row(
             trial.trial_id[:6],
             trial.planned.label,
-            f"{trial.planned.lr:.1e}",
+            f"{trial.planned.lr:.{DIGITS}g}" if trial.planned.overrides else f"{trial.planned.lr:.1e}",
             Text(trial.state.lower(), style=_STYLES.get(trial.state, "")),
             number(before.accuracy if before else None, 2),
             _interval(after),
@@ -274,10 +290,10 @@ def print_gate(console: Console, verdict: Verdict) -> None:
         console.print(Text.assemble("  ", (mark, style), f"{check.name}: {check.reason}"))
 
 
-def print_lr_advice(console: Console, trials: Sequence[TrialRecord], algorithm: AlgorithmSpec) -> None:
+def print_lr_advice(console: Console, trials: Sequence[TrialRecord], cfg: SweepConfig) -> None:
     """What the clip_frac rule says of each trial, and on what basis."""
     for trial in trials:
         if trial.summary.step:
-            advice = advise(trial.summary, algorithm)
+            advice = advise(trial.summary, with_values(cfg, trial.planned.overrides).algorithm)
             console.print(Text(f"  {trial.trial_id[:6]} {trial.planned.label}: {advice.action} ({advice.reason})"))
-    console.print(Text(f"  basis: {advise(TrialSummary(), algorithm).basis}", style="dim"))
+    console.print(Text(f"  basis: {advise(TrialSummary(), cfg.algorithm).basis}", style="dim"))

@@ -48,7 +48,7 @@ def propose(cfg: SweepConfig, journal: Journal) -> list[str]:
 
 def next_point(cfg: SweepConfig, record: SweepRecord) -> list[PlannedTrial]:
     """The trials of a point that no trial has been at; empty: there is none."""
-    space, points = axes(cfg), _points(record)
+    space, points = axes(cfg), points_of(record)
     for point in _suggested(cfg, space, points):
         trials = [resolve(cfg, point, seed) for seed in cfg.search.seeds]
         if trials[0].trial_id not in record.trials:
@@ -151,7 +151,7 @@ def _mean_curve(trials: Sequence[TrialRecord]) -> dict[int, float]:
     return {completions: statistics.fmean(c[completions] for c in curves) for completions in sorted(shared)}
 
 
-def _points(record: SweepRecord) -> list[list[TrialRecord]]:
+def points_of(record: SweepRecord) -> list[list[TrialRecord]]:
     """The trials by point, in the order in which the points were proposed."""
     found: dict[str, list[TrialRecord]] = {}
     for trial in record.trials.values():
