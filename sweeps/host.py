@@ -373,6 +373,7 @@ class SweepHost:
             "lr": f"{planned.lr:g}",
             "lr_scaling": "=".join(planned.names),
             "seed": str(planned.seed),
+            "varied": planned.varied,
             "trainer": self._cfg.trainer.name,
             **(self._forecast(planned) if self._forecast else {}),
         }
