@@ -30,7 +30,7 @@ PART_BYTES = 16 * 2**20
 """Larger files are sent and fetched in parts of this size, several at a time."""
 
 _NAME = re.compile(r"(\d+)-(\d+)-step-(\d+)")
-_PART_OF_A_PATH = re.compile(r"[\w.+=@-]+")
+_PART_OF_A_PATH = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
 class NotWholeError(BucketError):
@@ -140,7 +140,7 @@ def save(client: Any, place: Place, trial_id: str, ident: CheckpointId, folder: 
     with opened_whole(folder) as files:
         rows = listed(files)
         for name, file in files.items():
-            client.upload_fileobj(file, place.bucket.name, place.bucket.key(*below, name), Config=_parts())
+            client.upload_fileobj(file, place.bucket.name, place.bucket.key(*below, name), Config=parts())
     arrived = sizes_below(client, place.bucket, *below)
     for row in rows:
         if arrived.get(row["name"]) != row["bytes"]:
@@ -194,7 +194,7 @@ def _bring(client: Any, place: Place, trial_id: str, ident: CheckpointId, folder
             target = partial / row["name"]
             target.parent.mkdir(parents=True, exist_ok=True)
             key = place.bucket.key(*below, row["name"])
-            client.download_file(place.bucket.name, key, str(target), Config=_parts())
+            client.download_file(place.bucket.name, key, str(target), Config=parts())
             check_file(target, row, f"s3://{place.bucket.name}/{key}")
         final = folder / name
         if final.exists():  # of the same name, but not the one that the journal means
@@ -264,7 +264,8 @@ def is_safe(name: Any) -> bool:
     )
 
 
-def _parts() -> Any:
+def parts() -> Any:
+    """How large files are sent and fetched."""
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)

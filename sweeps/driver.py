@@ -18,8 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cost.archive import ArchiveError, Bucket, archive
+from cost.archive import archive
 from cost.backup import daily_backup
+from cost.bucket import BucketError
 from cost.clock import FakeClock, SystemClock
 from cost.ledger import Ledger
 from cost.money import Money
@@ -52,6 +53,7 @@ from sweeps.promotion import promotion
 from sweeps.purse import Purse
 from sweeps.report import terminal
 from sweeps.report.summary import print_budget, print_end, print_plan, print_promotion, print_stopped, write_costs
+from sweeps.saving import Uploader, bring_back, bucket_of_sweeps, unsaved_text
 from sweeps.tracking import Tracker, default_uri
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -59,6 +61,7 @@ EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0,
 TRACKING_DRAIN_SECONDS = 60.0
 SIMULATED_PAUSE_SECONDS = 0.1
 """Of the world's time, for one simulated heartbeat of a sweep that is paused."""
+INTERRUPTED_UPLOAD_SECONDS = 30.0
 
 
 def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
@@ -121,6 +124,7 @@ def _run_sweep(
     record = journal.record
     resumed = [t for t in record.trials.values() if t.attempts]
     _close_lost_attempts(journal)
+    _bring_back(cfg, journal, sweep_dir, console)
     console.print(f"Sweep {record.sweep_id}" + (_resumed_text(cfg, record, ledger, pricing, time) if resumed else ""))
     # Where only the closing of the books is left, no machine is held again.
     only_to_close = record.lease_ids and not record.left
@@ -138,6 +142,7 @@ def _run_sweep(
     journal.catch_up()
     tracker = _tracker(cfg, console, record.sweep_id)
     tracker.start()
+    uploader = _uploader(cfg, console, record.sweep_id, sweep_dir)
     meter = PowerMeter()
     if draws_power(pricing) and cfg.machine.device == "cuda" and cfg.trainer.name != "simulated":
         meter.start()
@@ -186,10 +191,13 @@ def _run_sweep(
             journal.catch_up()
             _back_up(database(cfg, Path(cfg.paths.root)), ledger, console)
             _archive(cfg, ledger, console)
+            unsaved = uploader.close(_upload_seconds(cfg, how)) if uploader else []
             drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
             shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
     why = host.stopped.reason if host and host.stopped else ""
     print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed, why)
+    if unsaved:
+        console.print(Text(unsaved_text(record.sweep_id, unsaved), style="yellow"), soft_wrap=True)
     return EXIT_INTERRUPTED if how == "interrupted" else _exit_code(record, verdict)
 
 
@@ -275,6 +283,39 @@ def _tracker(cfg: SweepConfig, console: Console, sweep_id: str) -> Tracker:
     )
 
 
+def _uploader(cfg: SweepConfig, console: Console, sweep_id: str, sweep_dir: Path) -> Uploader | None:
+    """At work, where there is a bucket."""
+    if cfg.storage.bucket is None:
+        return None
+    uploader = Uploader(
+        cfg.storage,
+        sweep_id,
+        sweep_dir,
+        open_ledger=lambda: Ledger.open(database(cfg, Path(cfg.paths.root)), create=False, read_only=True),
+        warn=lambda text: console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True),
+    )
+    uploader.start()
+    return uploader
+
+
+def _upload_seconds(cfg: SweepConfig, how: str) -> float:
+    """Who interrupts a sweep, or takes its machine away, does not wait for long."""
+    return (
+        min(cfg.storage.wait_seconds, INTERRUPTED_UPLOAD_SECONDS) if how == "interrupted" else cfg.storage.wait_seconds
+    )
+
+
+def _bring_back(cfg: SweepConfig, journal: Journal, sweep_dir: Path, console: Console) -> None:
+    """The checkpoints that trials go on from, where this machine has not written them itself."""
+    try:
+        bring_back(cfg.storage, journal, sweep_dir, tell=lambda text: console.print(Text(text), soft_wrap=True))
+    except BucketError as error:
+        raise ConfigError(
+            f"{error}. {journal.record.sweep_id} goes on from checkpoints that lie there: try again once it answers, "
+            "or start another sweep of the same plan with resume=never"
+        ) from error
+
+
 def _back_up(place: str | Path, ledger: Ledger, console: Console) -> None:
     """A copy of the day beside a local ledger. A server's is its keeper's business."""
     if not isinstance(place, Path):
@@ -287,12 +328,11 @@ def _back_up(place: str | Path, ledger: Ledger, console: Console) -> None:
 
 def _archive(cfg: SweepConfig, ledger: Ledger, console: Console) -> None:
     """A snapshot in S3, where there is a bucket. Each holds everything: the next one makes good for one that failed."""
-    at = cfg.storage
-    if at.bucket is None:
+    if cfg.storage.bucket is None:
         return
     try:
-        archive(ledger, Bucket(at.bucket, at.prefix, at.endpoint_url, at.region), pricing=CONF_DIR / "pricing", tries=1)
-    except (ArchiveError, StoreError) as error:
+        archive(ledger, bucket_of_sweeps(cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
+    except (BucketError, StoreError) as error:
         text = (
             f"warning: no snapshot of the ledger was made: {error}; the next sweep or `python -m cost backup --to` will"
         )

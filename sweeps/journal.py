@@ -263,7 +263,7 @@ class SweepRecord:
             self.trials[trial_id].cancelled = body["reason"]
 
     def _on_checkpoint_moved(self, body: Mapping[str, Any], at_ns: int) -> None:
-        """Its driver found it elsewhere than where it was written: in an archive, or in a bucket, maybe an older one."""
+        """It lies elsewhere than where it was written: it came in an archive, or from a bucket, maybe an older one."""
         summary = self.trials[body["trial_id"]].summary
         if summary.checkpoint is not None:
             summary.checkpoint = replace(summary.checkpoint, step=body["step"], path=body["path"])

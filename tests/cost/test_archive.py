@@ -167,7 +167,7 @@ def test_a_sweep_leaves_a_snapshot_and_goes_on_without_one_when_the_server_is_aw
 
     common = ["+stage=smoke", "trainer=simulated", f"paths.root={tmp_path / 'runs'}", "storage=s3"]
     common += [f"storage.bucket={bucket.name}", f"storage.prefix={bucket.prefix}"]
-    away = compose([*common, f"storage.endpoint_url=http://127.0.0.1:{free_port()}"])
+    away = compose([*common, f"storage.endpoint_url=http://127.0.0.1:{free_port()}", "storage.wait_seconds=0"])
     code = run(away)
     assert "no snapshot of the ledger was made" in capsys.readouterr().out
     here = compose([*common, f"storage.endpoint_url={bucket.endpoint_url}", "resume=never"])
