@@ -21,6 +21,7 @@ from sweeps.difference import changed_keys
 from sweeps.journal import Journal, SweepRecord, TrialState, load, sweep_ids
 from sweeps.machine import ray_address
 from sweeps.plan import Plan
+from sweeps.search.space import recipes
 
 MOST_CHANGES = 12
 """Changed keys that a refusal lists."""
@@ -86,8 +87,9 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console) -> None:
     from rl.tasks import load_task
 
     try:
-        load_task(cfg.task)
-        prepare(cfg.model, cfg.task, Path(cfg.paths.cache), tell=lambda line: console.print(f"  model: {line}"))
+        for at in recipes(cfg):
+            load_task(at.task)
+            prepare(at.model, at.task, Path(cfg.paths.cache), tell=lambda line: console.print(f"  model: {line}"))
     except ConfigurationError as error:
         raise ConfigError(str(error)) from error
 

@@ -277,6 +277,12 @@ def value_at(cfg: SweepConfig, key: str, value: Any) -> Any:
     return plain
 
 
+def recipes(cfg: SweepConfig) -> list[SweepConfig]:
+    """The configuration with each model and each task that the space can ask for: what has to be at hand."""
+    ends = [replace(a, choices=a.extremes, when={}) for a in axes(cfg) if a.key.startswith(("model.", "task."))]
+    return [with_values(cfg, point) for point in grid(ends)]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Points
 # ---------------------------------------------------------------------------------------------------------------------
