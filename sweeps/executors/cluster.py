@@ -6,7 +6,9 @@ and never appear in a message.
 
 from __future__ import annotations
 
+import importlib
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,14 +68,17 @@ def joined(address: str, device: str, cards_per_trial: int, named_by: str) -> It
     """
     import ray
 
+    no_answer = (
+        f"{named_by}: no Ray answers at {address}; start one there with `ray start --head`, or use "
+        "machine.cluster=local for a Ray of our own on this host"
+    )
+    if not _listens(address):
+        raise ConfigError(no_answer)
     _check_token(address, named_by)
     try:
         _init(address)
     except ConnectionError as error:
-        raise ConfigError(
-            f"{named_by}: no Ray answers at {address}; start one there with `ray start --head`, or use "
-            "machine.cluster=local for a Ray of our own on this host"
-        ) from error
+        raise ConfigError(no_answer) from error
     try:
         found = alive_nodes(device)
         usable = usable_cards(found, cards_per_trial)
@@ -105,8 +110,8 @@ def usable_cards(nodes: Sequence[Node], cards_per_trial: int) -> int:
 
 def _never_fits(nodes: Sequence[Node], device: str, cards_per_trial: int, where: str) -> str:
     kind = resource_of(device)
-    wanted = f"a trial needs {cards_per_trial} {kind} and a CPU of one node (search.cards_per_trial)"
-    there = "; ".join(f"{n.address}: {n.cards} {kind}, {n.cpus:g} CPU" for n in nodes) or "no node"
+    wanted = f"a trial needs a CPU and {cards_per_trial} x {kind} of one node (search.cards_per_trial)"
+    there = "; ".join(f"{n.address}: {n.cards} x {kind}, {n.cpus:g} x CPU" for n in nodes) or "no node"
     resources = "--num-gpus=N" if kind == "GPU" else f"--resources='{{\"{CARD}\": N}}'"
     return (
         f"{where} can never hold a trial: {wanted}, and there is {there}. Ask for fewer cards, or join nodes that "
@@ -122,5 +127,40 @@ def _init(address: str, **settings: Any) -> None:
     ray.init(address=address, **quiet, **settings)
 
 
+def _listens(address: str) -> bool:
+    """Whether something does at this HOST:PORT; other forms of address (`auto`, `ray://...`) are left to Ray."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return True
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5.0):
+            return True
+    except OSError:
+        return False
+
+
 def _check_token(address: str, named_by: str) -> None:
-    """See `joined`; before Ray's own connecting."""
+    """Ray's own connecting tries a refused token over and over for 20 s, and then says that nobody answered.
+
+    Raises:
+        ConfigError: the cluster refuses the token, or there is none where one was asked for.
+    """
+    from ray.exceptions import AuthenticationError, RpcError
+
+    raylet: Any = importlib.import_module("ray._raylet")
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    where = "RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH=FILE, or ~/.ray/auth_token"
+    if mode.lower() == "token" and not raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+        raise ConfigError(f"{named_by}: RAY_AUTH_MODE=token, and there is no token: put the cluster's into {where}")
+    if not address.rpartition(":")[2].isdigit() or "/" in address:
+        return
+    try:
+        raylet.GcsClient(address=address).internal_kv_get(b"", None)
+    except AuthenticationError as error:
+        given = "the token of this process is not the cluster's" if mode.lower() == "token" else "none was sent"
+        raise ConfigError(
+            f"{named_by}: the Ray at {address} wants a token, and {given}: set RAY_AUTH_MODE=token, and put the "
+            f"cluster's token into {where}"
+        ) from error
+    except RpcError:
+        return  # said better by connecting

@@ -34,6 +34,8 @@ LEAVING_SECONDS = 10.0
 """How long an attempt's own process may take to end by itself."""
 NODE_LOOK_SECONDS = 2.0
 """How often the cluster's nodes are counted."""
+NODE_LOSS_SECONDS = 60.0
+"""How long Ray may take to find that a node is dead, after what ran on it cannot be reached any more."""
 
 
 class AttemptActor(tune.Trainable):
@@ -100,6 +102,8 @@ class _Running:
     outcome: tuple[str, str] | None = None
     ended_at: float | None = None
     """Monotonic seconds; None while it runs."""
+    unclear_since: float | None = None
+    """Monotonic seconds: it cannot be reached, and Ray does not know yet whether its node is dead."""
     clearing: Future[list[str]] | None = field(default=None, repr=False)
     """Its processes are being ended; the result is what could not be."""
 
@@ -215,23 +219,22 @@ class RayTuneExecutor:
             return
         if running.group is None:  # it ended before its first word, and before a tick saw its group
             self._grant(running, "", "")
-        outcome, message = running.outcome or ("crashed", "its process ended without a word")
         if died and running.outcome is None:
-            told = str(trial.get_error() or "").strip()
-            if self._node_was_lost(running, told):
-                outcome, message = "preempted", f"its node was lost: {running.node or 'before it began'}"
-            else:
-                first_line = told.splitlines()[0] if told else "no reason was given"
-                message = f"its process died: {first_line}; the output of the process is under {self._logs}"
-        running.ended_at = time.monotonic()
-        self._clear(running, LEAVING_SECONDS)
-        self._host.on_ended(running.attempt, outcome, message)
+            reason = _why_it_died(trial)
+            running.outcome = ("crashed", f"its process died: {reason}; its output is under {self._logs}")
+            if "its node has died" in reason:
+                running.outcome = ("preempted", f"its node was lost: {running.node or 'before it began'}")
+            elif "unavailable" in reason:
+                running.unclear_since = time.monotonic()
+                return
+        self._end(running, *(running.outcome or ("crashed", "its process ended without a word")))
 
     def tick(self, trials: Sequence[Any] = ()) -> None:
         self._tune_trials.update({t.trial_id: t for t in trials if t.trial_id not in self._tune_trials})
         self._host.on_tick()
         self._count_cards()
         self._end_those_that_hang()
+        self._end_those_whose_node_is_lost()
         waiting = [r for r in self._running.values() if r.group is None]
         ending = {k: r for k, r in self._running.items() if r.ended_at is not None}
         if not waiting and not ending:
@@ -316,6 +319,19 @@ class RayTuneExecutor:
         self._withheld.append(ray.util.placement_group([there]))
         self._looked_at = 0.0
 
+    def _end(self, running: _Running, outcome: str, message: str) -> None:
+        running.unclear_since, running.ended_at = None, time.monotonic()
+        self._clear(running, LEAVING_SECONDS)
+        self._host.on_ended(running.attempt, outcome, message)
+
+    def _end_those_whose_node_is_lost(self) -> None:
+        """A machine that is gone is no failure of the trial; one whose node turns out to be alive has crashed."""
+        for running in [r for r in self._running.values() if r.unclear_since is not None]:
+            if not self._is_alive(running.node):
+                self._end(running, "preempted", f"its node was lost: {running.node}")
+            elif time.monotonic() - (running.unclear_since or 0.0) > NODE_LOSS_SECONDS:
+                self._end(running, *(running.outcome or ("crashed", "it could not be reached")))
+
     def _end_those_that_hang(self) -> None:
         now = time.monotonic()
         for key, running in self._running.items():
@@ -342,12 +358,6 @@ class RayTuneExecutor:
             self._cards = cards
             self._host.on_cards(cards)
 
-    def _node_was_lost(self, running: _Running, told: str) -> bool:
-        """Whether its process died because its machine did. Ray may need a while to find out."""
-        if "node has died" in told or "node was terminated" in told.lower():
-            return True
-        return bool(running.node) and not self._is_alive(running.node)
-
     def _is_alive(self, node: str) -> bool:
         return any(n.node_id == node for n in alive_nodes(self._device))
 
@@ -361,6 +371,16 @@ def _on_node(node: str) -> dict[str, float]:
     """A sliver of the resource that only this node has."""
     address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node), None)
     return {f"node:{address}": 0.001} if address else {}
+
+
+def _why_it_died(trial: Any) -> str:
+    """The sentence of Ray's error that gives the reason."""
+    try:
+        lines = Path(trial.error_file).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return "no reason was given"
+    reasons = [line for line in lines if "because" in line or "unavailable" in line]
+    return (reasons or lines or ["no reason was given"])[-1].strip()[:300]
 
 
 def _bundles(resource: str, config: dict[str, Any]) -> tune.PlacementGroupFactory:

@@ -1,0 +1,177 @@
+"""Sweeps on a real Ray cluster of several nodes on this host: refused, let in by token, a node lost in the middle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cost.ledger import Ledger
+from rl.spec import Command, Event, StepReport
+from sweeps.executors import Attempt
+from sweeps.host import SweepHost
+from sweeps.journal import TrialState, load
+from tests.e2e.test_sweep_command import ROOT
+from tests.sweeps.in_process import Silent
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+NODE = {"num_cpus": 1, "resources": {"card": 1}, "object_store_memory": 100 * 1024**2}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator:
+    """A head with one card and a node with another, which want a token. They are children of this process."""
+    patch = pytest.MonkeyPatch()
+    for name in [n for n in os.environ if n.startswith("RAY_")]:
+        patch.delenv(name)
+    patch.setenv("RAY_AUTH_MODE", "token")
+    patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_timeout_ms": 2000}
+    started = Cluster(initialize_head=True, head_node_args=NODE | {"_system_config": quick})
+    started.add_node(**NODE)
+    yield started
+    started.shutdown()
+    patch.undo()
+
+
+def python(code: str, cluster, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run in a process of its own: Ray reads modes and tokens once."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return subprocess.run(
+        [sys.executable, "-c", code, cluster.address],
+        cwd=ROOT,
+        env=kept | {"HOME": str(folder)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+JOIN = """
+import sys
+from sweeps.config_types import ConfigError
+from sweeps.executors.cluster import joined
+device, cards = "{device}", {cards}
+try:
+    with joined(sys.argv[1], device, cards, "machine.cluster=auto") as usable:
+        print("usable:", usable)
+except ConfigError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}, "usable: 2"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN[::-1]}, "wants a token, and the token of this process"),
+        ({}, "wants a token, and none was sent: set RAY_AUTH_MODE=token"),
+        ({"RAY_AUTH_MODE": "token"}, "there is no token: put the cluster's into RAY_AUTH_TOKEN"),
+    ],
+    ids=["right", "wrong", "no mode", "no token"],
+)
+def test_a_cluster_with_tokens_lets_in_who_has_it_and_tells_the_others_what_to_set(
+    cluster, tmp_path, environment: dict[str, str], said: str
+):
+    result = python(JOIN.format(device="cpu", cards=1), cluster, tmp_path, **environment)
+    assert said in result.stdout, result.stdout + result.stderr
+    assert TOKEN not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "cards", "said"),
+    [
+        ("cpu", 2, "a trial needs a CPU and 2 x card of one node (search.cards_per_trial), and there is"),
+        ("cuda", 1, "a trial needs a CPU and 1 x GPU"),
+    ],
+)
+def test_a_trial_that_fits_no_node_is_refused_with_what_was_asked_and_what_there_is(
+    cluster, tmp_path, device: str, cards: int, said: str
+):
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    result = python(JOIN.format(device=device, cards=cards), cluster, tmp_path, **secret)
+    assert f"refused: machine.cluster=auto: the Ray at {cluster.address} can never hold a trial: {said}" in (
+        result.stdout
+    ), result.stderr
+    assert ("1 x card, 1 x CPU" if device == "cpu" else "0 x GPU, 1 x CPU") in result.stdout
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):
+    class Nowhere:
+        address = "127.0.0.1:1"
+
+    result = python(JOIN.format(device="cpu", cards=1), Nowhere, tmp_path)
+    assert "no Ray answers at 127.0.0.1:1; start one there" in result.stdout, result.stderr
+
+
+def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest_of_the_cluster_finishes(
+    cluster, tmp_path
+):
+    """The last test of this cluster: it has one node less afterwards."""
+    code = f"from tests.e2e.test_cluster import slow_sweep; slow_sweep({cluster.address!r}, {str(tmp_path)!r})"
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    told, at_work = [], set()
+    for line in process.stdout:
+        told.append(line)
+        if line.startswith("did step 2 of "):
+            at_work.add(line)
+        if len(at_work) == 2:
+            break
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    (tmp_path / "go on").touch()
+    told += list(process.stdout)
+    assert process.wait(timeout=120) == 0, "".join(told)
+
+    with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
+        record = load(ledger, "smoke-test-1")
+        usages = ledger.usages()
+        warnings = [e.body["text"] for e in ledger.events("sweep:smoke-test-1") if e.kind == "warning"]
+    assert {t.state for t in record.trials.values()} == {TrialState.COMPLETED}, "".join(told)
+    attempts = [(a.outcome, a.message) for t in record.trials.values() for a in t.attempts]
+    assert sorted(outcome or "" for outcome, _ in attempts) == ["completed"] * len(record.trials) + ["preempted"]
+    assert "its node was lost" in next(message for outcome, message in attempts if outcome == "preempted")
+    assert "trials can use 1 cards now, 2 before" in warnings
+    assert all(u.to_ns is not None for u in usages)
+    assert record.unreleased == []
+
+
+def slow_sweep(address: str, folder: str) -> None:
+    """A sweep of simulated trials that wait for a word after their second step. Runs in a process of its own."""
+    from sweeps.executors.cluster import joined
+    from sweeps.executors.ray_tune import AttemptActor, RayTuneExecutor
+    from tests.sweeps.in_process import a_sweep
+
+    class Waiting(AttemptActor):
+        said = 0
+
+        def step(self):
+            while self.said > 5 and not (Path(folder) / "go on").exists():
+                time.sleep(0.05)
+            self.said += 1
+            return super().step()
+
+    class Telling(SweepHost):
+        def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+            if isinstance(message, StepReport):
+                print(f"did step {message.step} of {attempt}", flush=True)
+            return super().on_message(attempt, sequence, message)
+
+    sweep = a_sweep(Path(folder), "machine.cards=2", "search.cards_per_trial=1")
+    settings = {"lease_id": "lease-1", "sweep_dir": Path(folder), "view": Silent(), "cards": 2}
+    host = Telling(sweep.cfg, ledger=sweep.ledger, journal=sweep.journal, **settings)
+    with joined(address, "cpu", 1, "here") as usable:
+        executor = RayTuneExecutor(cards=range(usable), device="cpu", logs=Path(folder) / "ray")
+        executor.actor = Waiting
+        executor.run(host)
+        executor.close()
