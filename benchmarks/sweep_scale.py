@@ -1,0 +1,169 @@
+"""How large a sweep may be: many simulated trials on the fake clock, and what driving Ray Tune adds to a trial.
+
+    python benchmarks/sweep_scale.py --trials 10000
+    python benchmarks/sweep_scale.py --trials 10000 --ray
+
+The first part runs a whole sweep in this process: real ledger, real journal, simulated trainer, as fast as it goes. The
+second runs no-op trials through Ray Tune twice, by itself and driven by this program, with the same actor settings.
+The figures are this machine's; limits are stated for 2 cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cost.clock import FakeClock
+from cost.ledger import Ledger
+from cost.records import Lease
+from rl.spec import Event
+from sweeps.config import canonical, compose
+from sweeps.executors.in_process import InProcessExecutor
+from sweeps.host import SweepHost
+from sweeps.journal import Journal, TrialRecord, TrialState
+from sweeps.plan import make_plan
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LIMIT_SECONDS = 600.0
+LIMIT_MB = 1500.0
+LIMIT_GROWTH = 1.25
+"""Memory at the end against memory half-way: what is kept of a trial is small, and nothing is kept of a step."""
+LIMIT_STATUS_SECONDS = 1.0
+LIMIT_RAY_RATIO = 1.1
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number and the limit it is held to, if there is one."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.limit is None else self.value <= self.limit
+
+    def __str__(self) -> str:
+        verdict = "" if self.limit is None else f"  limit {self.limit:g}: {'met' if self.met else 'NOT MET'}"
+        return f"  {self.name:<52} {self.value:>12,.6g} {self.unit:<12}{verdict}"
+
+
+class Memory:
+    """A view that shows nothing and notes this process's memory as trials end."""
+
+    def __init__(self, trials: int) -> None:
+        self._process = psutil.Process()
+        self._every = max(trials // 8, 1)
+        self._ended = 0
+        self.megabytes: list[float] = []
+
+    def changed(self, trial: TrialRecord, message: Event | None) -> None:
+        if message is None and trial.state is not TrialState.RUNNING:
+            self._ended += 1
+            if self._ended % self._every == 0:
+                self.megabytes.append(self._process.memory_info().rss / 1e6)
+
+    def warn(self, text: str) -> None:
+        print(f"  warning: {text}", file=sys.stderr)
+
+    def tick(self) -> None:
+        pass
+
+
+def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure]:
+    """A whole sweep on the fake clock, and what `sweeps status` makes of its journal."""
+    overrides = ["+stage=smoke", "trainer=simulated", f"paths.root={folder}", f"machine.cards={cards}"]
+    overrides += [f"search.trials={trials}", "search.prompts_per_step=[2]", "search.lr_scaling=[hold]"]
+    overrides += [f"stage.steps={steps}", "trainer.checkpoint_every_steps=50", "trainer.keep_checkpoints=2"]
+    cfg = compose(overrides)
+    plan = make_plan(cfg)
+    clock = FakeClock()
+    memory = Memory(trials)
+    began = time.perf_counter()
+    with Ledger.open(folder / "ledger.db", clock) as ledger:
+        journal = Journal(ledger, "scale-1")
+        journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
+        lease = Lease("lease-1", "simulated:scale-1", cfg.machine.name, cfg.machine.sku, "own", cards, "USD", None)
+        ledger.open_lease(lease)
+        ledger.attach("lease-1", "scale-1")
+        journal.append("driver_started", {"lease_id": "lease-1", "pid": os.getpid()}, "driver_started:1")
+        host = SweepHost(
+            cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=memory, cards=cards
+        )
+        InProcessExecutor(clock).run(host)
+        ledger.detach("lease-1", "scale-1", "done")
+        journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+    seconds = time.perf_counter() - began
+    states = [t.state for t in journal.record.trials.values()]
+    if states.count(TrialState.COMPLETED) != len(plan.trials):
+        raise SystemExit(f"only {states.count(TrialState.COMPLETED)} of {len(plan.trials)} trials were completed")
+    reports = sum(t.summary.step for t in journal.record.trials.values())
+    half = memory.megabytes[len(memory.megabytes) // 2 - 1]
+    print("  memory as trials ended, MB: " + "  ".join(f"{mb:.0f}" for mb in memory.megabytes))
+    return [
+        Figure(f"{len(plan.trials)} trials of {steps} steps on {cards} cards", seconds, "s", LIMIT_SECONDS),
+        Figure("of it, per step report", seconds / reports * 1e6, "us"),
+        Figure("memory, peak", max(memory.megabytes), "MB", LIMIT_MB),
+        Figure("memory at the end / half-way", memory.megabytes[-1] / half, "times", LIMIT_GROWTH),
+        Figure("ledger.db", (folder / "ledger.db").stat().st_size / 1e6, "MB"),
+        Figure("python -m sweeps status", _status_seconds(folder), "s", LIMIT_STATUS_SECONDS),
+    ]
+
+
+def _status_seconds(root: Path) -> float:
+    """The whole command, start of Python included; the best of three."""
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "sweeps", "status", "--root", str(root)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
+def print_machine() -> None:
+    memory = psutil.virtual_memory().total / 2**30
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
+        f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f} at the start"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--cards", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--folder", type=Path, help="where the ledger is made, and stays; default: a temporary folder")
+    parser.add_argument("--json", action="store_true", help="the figures as JSON as well")
+    options = parser.parse_args(arguments)
+    print_machine()
+    figures: list[Figure] = []
+    with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:
+        figures += in_process(Path(folder), options.trials, options.cards, options.steps)
+    for figure in figures:
+        print(figure)
+    if options.json:
+        rows: list[dict[str, Any]] = [{**vars(f), "met": f.met} for f in figures]
+        print(json.dumps(rows, indent=2))
+    return 0 if all(f.met is not False for f in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
