@@ -5,6 +5,7 @@ A command that cannot do what it was asked says why and exits 2; `check` exits 1
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -261,7 +262,7 @@ def budget(
     from cost.money import rounded
     from cost.prices import PriceBook
 
-    with opened(root, db, write=bool(setting), create=bool(setting)) as ledger:
+    with opened(root, db, write=bool(setting), create=bool(setting)) as ledger, _one_transaction(ledger, bool(setting)):
         for text in setting or []:
             money.set_limit(ledger, *money.parse_setting(text))
         found, notes = money.budgets(ledger, PriceBook.load(pricing), ledger.now_ns())
@@ -283,6 +284,11 @@ def budget(
     typer.echo(table_text(("budget", *columns), rows, right=columns))
     for note in notes:
         typer.echo(note)
+
+
+def _one_transaction(ledger: Ledger, writes: bool) -> AbstractContextManager[None]:
+    """A limit that cannot be shown, for want of an exchange rate, is not set either."""
+    return ledger.transaction() if writes else nullcontext()
 
 
 def _places(amount: Money) -> int:

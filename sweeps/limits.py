@@ -26,6 +26,8 @@ LOOK_NS = 10**9
 """What was looked at so long ago is looked at again before something is decided by it."""
 
 
+KEPT = "cost budget --set"
+"""Where limits come from that the ledger keeps."""
 AMOUNTS = ("trial_limit", "sweep_limit", "stage_limit", "month_limit", "trial_bound")
 """Keys of `budget` that are amounts of money."""
 
@@ -66,6 +68,8 @@ class SweepLimits:
         """`budget.trial_limit`."""
         self._rates = load_rates(pricing.book.folder)
         self._limits: list[Limit] = []
+        self.not_held: list[str] = []
+        """Why limits that the ledger keeps are not held."""
         self._spending: Spending | None = None
         self._looked_ns = 0
         self.refresh()
@@ -86,8 +90,9 @@ class SweepLimits:
     def refresh(self) -> None:
         """Take in the limits that the ledger keeps now."""
         kept = limits(self._ledger)
-        found = [Limit(scope, kept[scope], "cost budget --set") for scope in self._scopes if scope in kept]
-        self._limits = [*self._configured, *found]
+        found = [Limit(scope, kept[scope], KEPT) for scope in self._scopes if scope in kept]
+        self.not_held = [why for limit in found if (why := self._cannot_be_held(limit))]
+        self._limits = [*self._configured, *(limit for limit in found if not self._cannot_be_held(limit))]
         scopes = {limit.scope for limit in self._limits} or ({f"sweep:{self._sweep_id}"} if self.of_trial else set())
         if scopes != set(self._spending.scopes if self._spending else ()):
             self._spending = self._new_spending(scopes) if scopes else None
@@ -178,7 +183,16 @@ class SweepLimits:
         """An amount in the machine's currency. Raises ConfigError without a price or an exchange rate."""
         return _into_own(amount, self._row, source, self._day(), self._rates)
 
+    def _cannot_be_held(self, limit: Limit) -> str | None:
+        try:
+            self.into_own(limit.amount, f"{limit.source} {limit.scope}")
+        except ConfigError as error:
+            return str(error)
+        return None
+
     def _check(self) -> tuple[str, ...]:
+        if self.not_held:
+            raise ConfigError(self.not_held[0])
         given = {limit.source: limit.amount for limit in self._limits}
         given |= {"budget.trial_limit": self.of_trial} if self.of_trial else {}
         for source, amount in given.items():

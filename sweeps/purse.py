@@ -83,6 +83,7 @@ class Purse:
         self._running: dict[str, _Running] = {}
         self._denied: dict[str, str] = {}
         self._too_dear: dict[str, str] = {}
+        self._told: set[str] = set()
         self._paused: str | None = None
         self._tight = False
         """Nothing that waits fits, until something ends or time has passed."""
@@ -172,6 +173,10 @@ class Purse:
         self._tight = False
         learnt = self._bounds.learn()
         self._limits.refresh()
+        for why in self._limits.not_held:
+            if why not in self._told:
+                self._told.add(why)
+                self.tell(f"budget: a limit is not held: {why}")
         self._limits.look()
         if learnt:
             self._set_aside_again()

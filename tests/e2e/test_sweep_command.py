@@ -130,9 +130,9 @@ BAD_INPUT = {
         ["+stage=smoke", "trainer=simulated", "paths.root=/dev/null/runs"],
         ["paths.root"],
     ),
-    "a limit in another currency": (
-        ["+stage=smoke", "trainer=simulated", "budget.sweep_limit=3 EUR"],
-        ["budget.sweep_limit", "USD"],
+    "a limit without an exchange rate": (
+        ["+stage=smoke", "trainer=simulated", "budget.sweep_limit=3 XAU"],
+        ["budget.sweep_limit=3 XAU", "no exchange rate"],
     ),
 }
 

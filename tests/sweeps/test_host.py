@@ -143,15 +143,6 @@ def test_preemptions_are_limited_only_where_somebody_limits_them(tmp_path):
         assert trial.state is TrialState.PREEMPTED
 
 
-def test_a_spent_budget_stops_what_runs_and_starts_nothing_more(tmp_path):
-    spent = iter([0, 5, 100])
-    sweep = a_sweep(tmp_path, spent_pico=lambda: next(spent, 100), limit_pico=100).run()
-    states = [t.state for t in sweep.journal.record.trials.values()]
-    assert states == [TrialState.BUDGET_STOPPED, TrialState.PLANNED, TrialState.PLANNED]
-    assert sweep.journal.record.trials  # resumable: nothing of the plan is lost
-    assert len(sweep.journal.record.unfinished) == 3
-
-
 def test_a_raised_rate_is_a_command_in_the_journal_and_happens_once(tmp_path):
     sweep = a_sweep(tmp_path, "search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]").run()
     told = [e.body["command"] for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "command"]

@@ -1,0 +1,139 @@
+"""A sweep on the fake clock whose machine has a price of the test's own, and whose limits are held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cost.clock import FakeClock
+from cost.ledger import Ledger
+from cost.prices import PriceBook, hourly
+from cost.records import Lease
+from rl.spec import Event
+from sweeps.bounds import Bounds
+from sweeps.config import canonical, compose
+from sweeps.config_types import SweepConfig
+from sweeps.estimate import StepTime
+from sweeps.executors.in_process import InProcessExecutor
+from sweeps.host import SweepHost
+from sweeps.journal import Journal, TrialRecord
+from sweeps.machine import Pricing
+from sweeps.plan import make_plan
+from sweeps.purse import Purse
+
+PRICES = """prices:
+  - {{provider: test, sku: box, per: card_hour, cards: 0, purchase: on_demand, currency: {currency}, price: "{price}",
+     tax_included: true, tax_rate: "0", valid_from: 2020-01-01, day_read: 2020-01-01, source: page}}
+"""
+BILLING = """rules:
+  - {{provider: test, granularity_s: {granularity_s}, minimum_s: {minimum_s}, rounding: up, charged_ahead: {ahead},
+     billed_states: [running], spot_price_rule: moment, interruption_waiver_s: 0, storage_rule: none, source: page,
+     day_read: 2020-01-01}}
+"""
+RATES = """rates:
+  - {base: EUR, quote: USD, rate: "2", day: 2020-01-01, source: page, day_read: 2020-01-01}
+"""
+
+
+@dataclass
+class View:
+    """Keeps what a person would be told."""
+
+    said: list[str] = field(default_factory=list)
+
+    def changed(self, trial: TrialRecord, message: Event | None) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        self.said.append(text)
+
+    def tick(self) -> None:
+        pass
+
+
+@dataclass
+class PaidSweep:
+    cfg: SweepConfig
+    clock: FakeClock
+    ledger: Ledger
+    journal: Journal
+    purse: Purse
+    host: SweepHost
+    view: View
+    executor: InProcessExecutor
+    pricing: Pricing
+
+    def run(self) -> PaidSweep:
+        """To its end, as a driver does; the machine is given back."""
+        self.executor.run(self.host)
+        sweep_id = self.journal.record.sweep_id
+        for lease_id in [s.lease.lease_id for s in self.ledger.leases(only_open=True) if sweep_id in s.sweeps]:
+            self.ledger.detach(lease_id, sweep_id, "done")
+        self.journal.append("driver_ended", {"how": "done"}, f"driver_ended:{self.ledger.now_ns()}")
+        return self
+
+    @property
+    def states(self) -> list[str]:
+        return [str(t.state) for t in self.journal.record.trials.values()]
+
+
+def a_book(
+    folder: Path, *, price: str, currency: str = "USD", granularity_s: int = 1, minimum_s: int = 0, ahead: bool = False
+) -> PriceBook:
+    """`price`: of a card and hour."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prices.yaml").write_text(PRICES.format(price=price, currency=currency))
+    rule = BILLING.format(granularity_s=granularity_s, minimum_s=minimum_s, ahead=str(ahead).lower())
+    (folder / "billing.yaml").write_text(rule)
+    (folder / "fx.yaml").write_text(RATES)
+    return PriceBook.load(folder)
+
+
+def a_paid_sweep(
+    folder: Path,
+    *overrides: str,
+    book: PriceBook,
+    sweep_id: str = "smoke-test-1",
+    place: Path | str | None = None,
+    clock: FakeClock | None = None,
+    time: StepTime | None = None,
+    bounds: Bounds | None = None,
+    wait: Callable[[], None] = lambda: None,
+) -> PaidSweep:
+    """Planned, its lease held, not yet run; going on, where the ledger knows it."""
+    typed = ["+stage=smoke", "trainer=simulated", f"paths.root={folder}", "machine.sku=box", "machine.provider=test"]
+    cfg = compose([*typed, "machine.purchase=on_demand", *overrides])
+    clock = clock or FakeClock()
+    ledger = Ledger.open(place or folder / "ledger.db", clock)
+    journal = Journal(ledger, sweep_id)
+    if not journal.record.trials:
+        journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=make_plan(cfg), config=canonical(cfg))
+    row = book.in_force("box", clock.utc_ns())
+    pricing = Pricing(book, row, hourly(row, cfg.machine.cards))
+    purse = Purse(cfg, ledger, journal.record, pricing, time, bounds=bounds, wait=wait)
+    lease = Lease(
+        lease_id=f"{sweep_id}-{clock.utc_ns()}",
+        instance_id=f"simulated:{sweep_id}",
+        machine=cfg.machine.name,
+        sku="box",
+        provider="test",
+        cards=cfg.machine.cards,
+        currency=row.currency,
+        price_hash=row.hash,
+        tags={"simulated": "true"},
+    )
+    ledger.open_lease(lease)
+    ledger.attach(lease.lease_id, sweep_id)
+    journal.append("driver_started", {"lease_id": lease.lease_id, "pid": 1}, f"driver_started:{clock.utc_ns()}")
+    purse.hold(lease)
+    view = View()
+    settings = {"ledger": ledger, "journal": journal, "lease_id": lease.lease_id, "sweep_dir": folder / sweep_id}
+    host = SweepHost(cfg, view=view, cards=cfg.machine.cards, purse=purse, **settings)
+    executor = InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
+    return PaidSweep(cfg, clock, ledger, journal, purse, host, view, executor, pricing)
+
+
+def reserved(sweep: PaidSweep) -> dict[str, int]:
+    """What is reserved now, by trial."""
+    return {r.key.trial_id: r.amount.pico for r in sweep.ledger.reservations()}
