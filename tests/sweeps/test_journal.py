@@ -57,7 +57,8 @@ def test_words_lie_many_to_an_event_in_the_order_in_which_they_were_heard(tmp_pa
     assert [w.at_ns for w in heard] == sorted(w.at_ns for w in heard)
     assert len({w.name for w in heard}) == len(heard)
     for trial_id in sweep.journal.record.trials:
-        assert [w.sequence for w in heard if w.trial_id == trial_id] == list(range(len(heard) // 8))
+        mine = [w.sequence for w in heard if w.trial_id == trial_id]
+        assert mine == list(range(len(mine)))
     starts = {e.body["trial_id"]: e.sequence for e in events if e.kind == "attempt_started"}
     ends = {e.body["trial_id"]: e.sequence for e in events if e.kind == "attempt_ended"}
     for event in events:
