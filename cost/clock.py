@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -124,6 +124,12 @@ class DriverClock:
 
     def __post_init__(self) -> None:
         self.anchor = Anchor(self.clock.utc_ns(), self.clock.monotonic_ns(), self.clock.boot_id())
+
+    def not_before(self, at_ns: int) -> None:
+        """Move the anchor so that it is `at_ns` now, where it would be earlier: the wall clock was set back."""
+        behind = at_ns - self.now_ns()
+        if behind > 0:
+            self.anchor = replace(self.anchor, utc_ns=self.anchor.utc_ns + behind)
 
     def now_ns(self) -> int:
         """UTC nanoseconds by the anchor. A step of the wall clock since the last call is appended to `steps`."""

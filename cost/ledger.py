@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from cost import facts, machine_states, schema
+from cost import facts, liveness, machine_states, schema
 from cost.clock import NS_PER_SECOND, Clock, SystemClock
 from cost.entries import Entries
 from cost.facts import canonical
@@ -63,7 +63,13 @@ class Ledger(Entries, Reservations):
             NoLedgerError: there is none, and it was not to be made.
             StoreError: it is locked, damaged, of a newer version, or its place cannot be used.
         """
-        return cls(Store(url, create=create, read_only=read_only), clock or SystemClock())
+        ledger = cls(Store(url, create=create, read_only=read_only), clock or SystemClock())
+        if not read_only and not ledger._clock.anchor.simulated:
+            with ledger.read() as connection:
+                ahead_ns = liveness.ahead_of_us(connection, ledger.now_ns())
+            if ahead_ns is not None:
+                ledger._clock.not_before(ahead_ns + HEARTBEAT_NS)
+        return ledger
 
     # Leases -----------------------------------------------------------------------------------------------------------
 
@@ -367,8 +373,6 @@ class Ledger(Entries, Reservations):
         A driver is dead when its process is gone (on this host), or when it has been silent for `silent_ns` (on
         another). Leases stay open: the machine is still there, and paid for.
         """
-        from cost.liveness import driver_is_dead
-
         closed: list[Usage] = []
         with self._write() as connection:
             now = self.now_ns()
@@ -378,7 +382,7 @@ class Ledger(Entries, Reservations):
             for usage_id, usage in facts.usages(connection, only_open=True).items():
                 holder = drivers[owner[usage_id]]
                 heard = usage.last_heartbeat_ns
-                if holder.driver_id == self.driver_id or not driver_is_dead(
+                if holder.driver_id == self.driver_id or not liveness.driver_is_dead(
                     holder, self._clock.anchor, now, heard, silent_ns
                 ):
                     continue

@@ -35,3 +35,15 @@ def test_the_system_clock_moves_forward_and_knows_its_boot():
     assert clock.monotonic_ns() >= first
     assert clock.boot_id() == SystemClock().boot_id() != ""
     assert clock.utc_ns() > 1_700_000_000 * NS_PER_SECOND
+
+
+def test_a_driver_told_that_it_is_later_goes_on_from_there_and_notes_the_step():
+    clock = FakeClock()
+    driver = DriverClock(clock)
+    driver.not_before(clock.utc + 3600 * NS_PER_SECOND)
+    assert driver.now_ns() == clock.utc + 3600 * NS_PER_SECOND
+    clock.advance(5)
+    assert driver.now_ns() == clock.utc + 3600 * NS_PER_SECOND
+    assert [step.step_ns for step in driver.steps] == [-3600 * NS_PER_SECOND]
+    driver.not_before(0)
+    assert driver.now_ns() == clock.utc + 3600 * NS_PER_SECOND

@@ -542,3 +542,42 @@ def test_a_ledger_of_a_newer_version_is_refused(place, clock):
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StoreError, match=r"newer version.*9999"):
         Ledger.open(place, clock)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_by_an_hour_between_two_drivers_loses_and_repeats_no_time(place, make_lease, hours: int):
+    clock = FakeClock(boot="boot-1")
+    with Ledger.open(place, clock) as killed:
+        killed.open_lease(make_lease())
+        killed.attach("L1", "s1")
+        killed.start_usage(KEY, "s1", Decimal(1), {})
+        clock.advance(HEARTBEAT_NS)
+        killed.heartbeat("L1", [KEY])
+        with killed._store.write() as connection:
+            connection.execute(text("UPDATE driver SET process_start = 'of another process'"))
+    clock.advance(HEARTBEAT_NS)
+    clock.step_wall(hours * 3600 * NS_PER_SECOND)
+    again = UsageKey("L1", "t1", 2)
+    with Ledger.open(place, clock) as after:
+        after.close_dead()
+        after.start_usage(again, "s1", Decimal(1), {})
+        clock.advance_seconds(84)
+        after.end_usage(again, "COMPLETED")
+        first, second = after.usages()
+        assert first.to_ns is not None
+        assert second.to_ns is not None
+        assert second.from_ns > first.to_ns
+        assert second.to_ns - second.from_ns == 84 * NS_PER_SECOND
+        after.detach("L1", "s1", "done")
+        assert after.leases()[0].to_ns == second.to_ns
+
+
+def test_a_clock_that_was_days_ahead_is_not_followed(place, make_lease):
+    clock = FakeClock(boot="boot-1")
+    right = clock.utc
+    clock.step_wall(48 * 3600 * NS_PER_SECOND)
+    with Ledger.open(place, clock) as wrong:
+        wrong.open_lease(make_lease())
+    clock.utc = right
+    with Ledger.open(place, clock) as after:
+        assert after.now_ns() == right
