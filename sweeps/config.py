@@ -17,7 +17,6 @@ from sweeps.config_checks import problems
 from sweeps.config_overrides import CONF_DIR, as_hydra_takes_it, check_overrides, composition_error
 from sweeps.config_types import ConfigError, SweepConfig
 from sweeps.search.space import flat_space
-from sweeps.search.space import flat_space
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -89,7 +88,6 @@ def _typed(data: dict[str, Any]) -> SweepConfig:
     for axis in _LISTS:  # one value is a list of one
         if not isinstance(data["search"].get(axis), list):
             data["search"][axis] = [data["search"].get(axis)]
-    data["search"]["space"] = flat_space(data["search"].get("space") or {})
     data["search"]["space"] = flat_space(data["search"].get("space") or {})
     limit = data["budget"].get("sweep_limit")
     if isinstance(limit, int | float):
