@@ -167,7 +167,6 @@ class Loop:
                 learned.updates,
             ),
             lr=learned.updates[-1].lr,
-            replay=self._is_replay(),
         )
 
     def _roll_out(self, step: int) -> tuple[list[_Judged], list[list[bool]]]:
@@ -303,18 +302,6 @@ class Loop:
         self._saved = self._savable()
         wall, phases = parts.clock.lap()
         return s.CheckpointWritten(self._step, str(path), size, wall, phases)
-
-    def _is_replay(self) -> bool:
-        """Whether an earlier attempt came as far as this step. Remembered beside the checkpoints, for later ones."""
-        note = self._folder / "reported_step"
-        reported = int(note.read_text()) if note.exists() else 0
-        if self._step <= reported:
-            return True
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = note.with_suffix(".tmp")
-        temporary.write_text(str(self._step))
-        temporary.rename(note)
-        return False
 
 
 def _rollout_sums(

@@ -387,7 +387,7 @@ class StepReport:
     lr: float
     """Of the last update of this step."""
     replay: bool = False
-    """Done again after a restore: the same step was reported before by an earlier attempt."""
+    """Done again after a restore: the driver, which knows what it has heard, marks it. A trainer says nothing of it."""
 
 
 @dataclass(frozen=True)

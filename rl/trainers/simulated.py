@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Generator, Mapping
@@ -95,20 +94,15 @@ class _Attempt:
 
     def run(self) -> Generator[Event, Command | None, None]:
         try:
-            with (self._folder / "reported_steps").open("ab") as reported:
-                yield from self._say(self._started())
+            yield from self._say(self._started())
+            if self._evaluation_is_due():
+                yield from self._say(self._evaluate())
+            while self._state.step < self._spec.steps:
+                yield from self._say(self._step())
+                if self._checkpoint_is_due():
+                    yield from self._save()
                 if self._evaluation_is_due():
                     yield from self._say(self._evaluate())
-                while self._state.step < self._spec.steps:
-                    report = self._step(replay=self._state.step + 1 <= reported.tell())
-                    if report.step > reported.tell():
-                        os.write(reported.fileno(), b".")  # its size is the highest step that was ever reported
-                        reported.seek(0, os.SEEK_END)
-                    yield from self._say(report)
-                    if self._checkpoint_is_due():
-                        yield from self._save()
-                    if self._evaluation_is_due():
-                        yield from self._say(self._evaluate())
         except _Stopped as stop:
             yield self._write_checkpoint()
             self._prune()
@@ -157,7 +151,7 @@ class _Attempt:
             restored_from=str(self._checkpoint) if self._checkpoint else None,
         )
 
-    def _step(self, replay: bool) -> StepReport:
+    def _step(self) -> StepReport:
         spec, state = self._spec, self._state
         number = state.step + 1
         self._preempt_crash_or_hang(number)
@@ -183,7 +177,6 @@ class _Attempt:
             prompts=done.prompts,
             curves=done.curves,
             lr=lrs[-1],
-            replay=replay,
         )
 
     def _preempt_crash_or_hang(self, number: int) -> None:

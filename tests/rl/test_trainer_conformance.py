@@ -139,7 +139,6 @@ def test_started_comes_once_and_first_and_finished_once_and_last(bench: Bench) -
 
 def test_steps_count_from_one_to_the_last_without_gaps(bench: Bench) -> None:
     assert [r.step for r in steps_of(bench.uninterrupted)] == list(range(1, STEPS + 1))
-    assert not any(r.replay for r in steps_of(bench.uninterrupted))
 
 
 def test_phases_are_known_and_add_up_to_the_wall_clock_times_the_cards(bench: Bench) -> None:
@@ -258,13 +257,12 @@ def test_after_a_stop_the_next_attempt_goes_on_to_the_same_end(bench: Bench, tmp
     assert started.restored_from == checkpoint.path
     whole = steps_of(first) + steps_of(second)
     assert [result_of(r) for r in whole] == [result_of(r) for r in steps_of(bench.uninterrupted)]
-    assert not any(r.replay for r in whole)
     last = [e for e in second if isinstance(e, EvalReport)]
     expected = [e for e in bench.uninterrupted if isinstance(e, EvalReport) and e.step == STEPS]
     assert [e.results for e in last] == [e.results for e in expected]
 
 
-def test_steps_done_again_after_a_death_are_marked_as_replay_and_equal(bench: Bench, tmp_path: Path) -> None:
+def test_steps_done_again_after_a_death_are_equal(bench: Bench, tmp_path: Path) -> None:
     spec = bench.spec(tmp_path)
     words = bench.create().run(spec, None)
     heard: list[Event] = []
@@ -273,7 +271,7 @@ def test_steps_done_again_after_a_death_are_marked_as_replay_and_equal(bench: Be
     words.close()  # dies without a word after step 3; the last checkpoint is of step 2
     checkpoint = next(e for e in heard if isinstance(e, CheckpointWritten))
     second = steps_of(list(bench.run(dataclasses.replace(spec, attempt=2), Path(checkpoint.path))))
-    assert [(r.step, r.replay) for r in second] == [(3, True), (4, False)]
+    assert [r.step for r in second] == [3, 4]
     assert [result_of(r) for r in second] == [result_of(r) for r in steps_of(bench.uninterrupted)[2:]]
 
 
