@@ -95,7 +95,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
     plan = make_plan(cfg)
     clock = FakeClock()
     memory = Memory(trials)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     with Ledger.open(folder / "ledger.db", clock) as ledger:
         journal = Journal(ledger, "scale-1")
         journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
@@ -109,7 +109,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
         InProcessExecutor(clock).run(host)
         ledger.detach("lease-1", "scale-1", "done")
         journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
-    seconds = time.perf_counter() - began
+    seconds, used = time.perf_counter() - began, time.process_time() - used
     states = [t.state for t in journal.record.trials.values()]
     if states.count(TrialState.COMPLETED) != len(plan.trials):
         raise SystemExit(f"only {states.count(TrialState.COMPLETED)} of {len(plan.trials)} trials were completed")
@@ -119,6 +119,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
     return [
         Figure(f"{len(plan.trials)} trials of {steps} steps on {cards} cards", seconds, "s", LIMIT_SECONDS),
         Figure("of it, per step report", seconds / reports * 1e6, "us"),
+        Figure("processor time", used, "s"),
         Figure("memory, peak", max(memory.megabytes), "MB", LIMIT_MB),
         Figure("memory at the end / half-way", memory.megabytes[-1] / half, "times", LIMIT_GROWTH),
         Figure("ledger.db", (folder / "ledger.db").stat().st_size / 1e6, "MB"),
