@@ -56,6 +56,8 @@ class Line:
     """The commitment that it is a part of: paid for before."""
     paid_pico: int = 0
     """Of a purchase: what was paid."""
+    bought_micro_card_ns: int = 0
+    """Of a purchase: the card time that was bought."""
     kinds: Kinds | None = None
     """What it comes to at list, contracted and effective prices; None: at all of them what it cost."""
 
@@ -147,7 +149,9 @@ def _unused_lines(used: commitments.Usage, now_ns: int, invoiced: Spans) -> list
     for one in used.bought:
         line = Line(one.lease, "", "", 0, "purchase", 0, 0, one.from_ns, one.from_ns, None, False)
         status = "invoiced" if invoiced.get(one.lease.lease_id) else "provisional"
-        found.append(replace(line, status=status, commitment=one.name, paid_pico=one.price.pico))
+        bought = one.cards * schema.MICRO_PER_CARD * (one.to_ns - one.from_ns)
+        more = {"paid_pico": one.price.pico, "bought_micro_card_ns": bought}
+        found.append(replace(line, status=status, commitment=one.name, **more))
     for rest in used.unused:
         one = rest.commitment
         status = "estimated" if now_ns < one.to_ns else "provisional"
@@ -218,7 +222,7 @@ def _lines(one: LeaseFacts, parts: _Parts, rows: dict[str, PriceRow], allocation
         totals = by_segment[share.segment]
         totals[share.sweep_id] = totals.get(share.sweep_id, 0) + share.pico
         found.append(line)
-    return [*found, *_tax(lease, segments, rows, by_segment, parts.statuses)]
+    return [*found, *_tax(lease, parts, rows, by_segment)]
 
 
 def _split_kinds(kinds: Sequence[Kinds | None], shares: Sequence[Share]) -> list[Kinds | None]:
@@ -238,30 +242,32 @@ def _split_kinds(kinds: Sequence[Kinds | None], shares: Sequence[Share]) -> list
     return found
 
 
-def _tax(
-    lease: Lease,
-    segments: Sequence[Segment],
-    rows: dict[str, PriceRow],
-    by_segment: Sequence[dict[str, int]],
-    statuses: Sequence[str],
-) -> list[Line]:
-    """Tax that comes on top of the prices, in proportion to what each sweep pays before it."""
+def _tax(lease: Lease, parts: _Parts, rows: dict[str, PriceRow], by_segment: Sequence[dict[str, int]]) -> list[Line]:
+    """Tax that comes on top of the prices, in proportion to what each sweep pays before it; at each kind of price."""
     found: list[Line] = []
-    exact, floored = Fraction(0), 0
-    for segment, totals, status in zip(segments, by_segment, statuses, strict=True):
+    running = [Fraction(0)] * 4
+    every = zip(parts.segments, parts.kinds, by_segment, parts.statuses, strict=True)
+    for segment, kinds, totals, status in every:
         row = rows.get(segment.price_hash)
         if row is None or row.tax_included or not any(totals.values()):
             continue
-        # The running total is floored, so that the tax is the same however the charge is cut.
-        exact += Fraction(row.tax_rate) * segment.pico
-        tax, floored = floor(exact) - floored, floor(exact)
+        # The running totals are floored, so that the tax is the same however the charge is cut.
+        net = [segment.pico] * 4
+        if kinds is not None:
+            net = [segment.pico, kinds.list_pico, kinds.contracted_pico, kinds.effective_pico]
+        before = [floor(total) for total in running]
+        running = [total + Fraction(row.tax_rate) * pico for total, pico in zip(running, net, strict=True)]
+        tax, listed, contracted, effective = (floor(t) - whole for t, whole in zip(running, before, strict=True))
         if not tax:
             continue
-        for sweep_id, pico in zip(totals, largest_remainder(tax, list(totals.values())), strict=True):
+        weights = list(totals.values())
+        of_sweeps = [None] * len(weights) if kinds is None else Kinds(listed, contracted, effective).split(weights)
+        for sweep_id, pico, of_sweep in zip(totals, largest_remainder(tax, weights), of_sweeps, strict=True):
             found.append(
                 Line(
                     *(lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, False),
                     status=status,
+                    kinds=of_sweep,
                 )
             )
     return found

@@ -38,9 +38,10 @@ MANDATORY = (
 
 _CONDITIONAL = (
     *("AvailabilityZone", "ChargeFrequency", "CommitmentDiscountCategory", "CommitmentDiscountId"),
-    *("CommitmentDiscountStatus", "CommitmentDiscountType", "ConsumedQuantity", "ConsumedUnit"),
-    *("ContractedUnitPrice", "ListUnitPrice", "PricingCategory", "RegionId", "ResourceId", "ResourceName"),
-    *("ResourceType", "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceDetails", "SkuPriceId", "SubAccountId"),
+    *("CommitmentDiscountName", "CommitmentDiscountQuantity", "CommitmentDiscountStatus", "CommitmentDiscountType"),
+    *("CommitmentDiscountUnit", "ConsumedQuantity", "ConsumedUnit", "ContractedUnitPrice", "ListUnitPrice"),
+    *("PricingCategory", "RegionId", "RegionName", "ResourceId", "ResourceName", "ResourceType"),
+    *("ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName"),
     "Tags",
 )
 _SINCE_1_3 = (
@@ -219,6 +220,7 @@ def _row(charge: _Charge) -> dict[str, str]:
         "ProviderName": lease.provider,
         "PublisherName": lease.provider,
         "RegionId": region_id,
+        "RegionName": region_id,
         "ResourceId": lease.resource_id or lease.instance_id,
         "ResourceName": lease.machine,
         "ResourceType": "Machine",
@@ -226,6 +228,7 @@ def _row(charge: _Charge) -> dict[str, str]:
         "ServiceName": name,
         "ServiceSubcategory": subcategory,
         "SubAccountId": lease.project,
+        "SubAccountName": lease.project,
         "Tags": _tags(lease),
         "x_CardHours": _decimal(Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)),
         "x_Category": line.category,
@@ -274,28 +277,40 @@ def _priced(charge: _Charge, price: PriceRow, card_hours: str) -> dict[str, str]
         "SkuPriceId": "/".join(filter(None, (price.sku, price.purchase, price.region, price.kind))),
     }
     if commitment:
-        found |= {
-            "CommitmentDiscountCategory": commitment,
-            "CommitmentDiscountId": lease.tags.get("commitment", "") or price.sku,
-            "CommitmentDiscountStatus": "Used",
-            "CommitmentDiscountType": price.purchase,
-        }
+        name = lease.tags.get("commitment", "") or price.sku
+        found |= _of_commitment(charge, name, commitment, card_hours, charge.effective_pico)
+        found |= {"CommitmentDiscountStatus": "Used", "CommitmentDiscountType": price.purchase}
     return found
+
+
+def _of_commitment(charge: _Charge, name: str, category: str, card_hours: str, spent_pico: int) -> dict[str, str]:
+    """Which commitment a charge is of, and how much of it: card-hours, or money where money was committed."""
+    by_money = category == "Spend"
+    return {
+        "CommitmentDiscountCategory": category,
+        "CommitmentDiscountId": name,
+        "CommitmentDiscountName": name,
+        "CommitmentDiscountQuantity": pico_text(spent_pico) if by_money else card_hours,
+        "CommitmentDiscountUnit": charge.line.lease.currency if by_money else "GPU-Hours",
+    }
 
 
 def _committed(charge: _Charge, card_hours: str) -> dict[str, str]:
     """The purchase of a commitment, or what it is amortised over: used or not, it was paid for by the purchase."""
     line = charge.line
-    found = {
-        "CommitmentDiscountCategory": _COMMITMENTS.get(line.lease.purchase, "Usage"),
-        "CommitmentDiscountId": line.commitment,
+    bought = line.category == "purchase"
+    term = _decimal(Fraction(line.bought_micro_card_ns, MICRO_PER_CARD * 3600 * NS)) if bought else card_hours
+    category, spent = _COMMITMENTS.get(line.lease.purchase, "Usage"), line.paid_pico if bought else charge.pico
+    found = _of_commitment(charge, line.commitment, category, term, spent) | {
         "CommitmentDiscountType": line.lease.purchase,
-        "PricingCategory": "Committed",
+        # The purchase itself is made at the agreed price; what it pays for is not.
+        "PricingCategory": "Standard" if bought else "Committed",
         "SkuId": line.lease.sku,
+        "SkuMeter": "Machine time",
         "SkuPriceId": f"{line.lease.sku}/{line.commitment}",
         "x_PriceSource": f"commitment {line.commitment}",
     }
-    if line.category == "purchase":
+    if bought:
         paid = pico_text(line.paid_pico)
         whole = {"PricingQuantity": "1", "PricingUnit": "Units", "ContractedUnitPrice": paid, "ListUnitPrice": paid}
         return found | whole | {"ListCost": paid, "ContractedCost": paid}

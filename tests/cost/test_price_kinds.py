@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -136,9 +137,13 @@ def test_an_unpriced_machine_is_unpriced_in_each(ledger, clock, make_lease):
     assert {cells[name] for name in ("list_cost", "contracted_cost", "effective_cost", "billed_cost")} == {"UNPRICED"}
 
 
-def test_a_correction_and_tax_count_the_same_in_each(books, clock):
+def test_a_correction_counts_the_same_in_each_and_tax_is_that_of_each_price(books, clock):
     books.add_correction(Correction("c1", "L1", "credit", -pico_of(2), "USD", clock.utc, "note", sweep_id="s1"))
-    assert units(report_of(books, clock, by="category"))["credit"] == (-2, -2, -2, -2)
+    taxed = PriceBook(tuple(replace(row, tax_rate=Decimal("0.25")) for row in BOOK.rows))
+    report = grouped_report(books, taxed, Scope(by="category"), clock.utc, rules=RULES)
+    found = units(report)
+    assert found["credit"] == (-2, -2, -2, -2)
+    assert found["tax"] == (Decimal("8.05"), *[Decimal("6.033333333333")] * 3), "a quarter of 32.2 and of 24.1333"
 
 
 def test_what_a_commitment_pays_for_has_its_list_and_contracted_price_and_only_the_purchase_is_billed(
