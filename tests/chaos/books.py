@@ -36,8 +36,8 @@ from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTU
 
 SECOND_NS = 10**9
 HEARTBEAT_NS = 10 * SECOND_NS
-WRITTEN_WITHIN_NS = SECOND_NS
-"""A driver may keep what it hears for so long before it writes it down."""
+WRITTEN_WITHIN_NS = HEARTBEAT_NS
+"""What a driver hears is written down with its next tick at the latest: on the simulated clock they are as far apart."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _runs(record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:
 
 
 def _lost_work(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """An attempt goes on from the newest checkpoint that a driver had heard of a second before it died, or later."""
+    """An attempt goes on from the newest checkpoint that a driver had heard of a tick before it died, or later."""
     known: dict[str, str] = {}
     for _, of_run in itertools.groupby(lines, key=lambda line: line["run"]):
         mine = list(of_run)

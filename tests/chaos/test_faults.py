@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from cost import facts
+from cost.ledger import Ledger
 from rl.spec import Command, Event
 from sweeps.executors import Attempt
 from sweeps.journal import load, sweep_events
+from sweeps.tracking import Tracker
 from sweeps.words import NOT_DECIDED, words_in
 from tests.chaos.broken import break_and_resume
+from tests.chaos.mlflow_server import a_server
 from tests.sweeps.in_process import Sweep, a_sweep
 
 HOUR_NS = 3600 * 10**9
@@ -157,3 +162,73 @@ def test_books_that_cannot_be_written_end_the_sweep_with_what_to_do_and_it_goes_
     assert found.code_after == 0, found.said_after
     assert "going on" in found.said_after
     assert found.wrong == []
+
+
+# MLflow ---------------------------------------------------------------------------------------------------------------
+
+
+class Warned(threading.Event):
+    """Set by the first warning; what was said is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        self.said.append(text)
+        self.set()
+
+
+def a_tracker(folder: Path, uri: str, warned: Warned) -> Tracker:
+    return Tracker(
+        uri=uri,
+        experiment="test",
+        artifacts=folder / "artifacts",
+        open_ledger=lambda: Ledger.open(folder / "ledger.db", create=False, read_only=True),
+        sweep_id="smoke-test-1",
+        warn=warned,
+    )
+
+
+def assert_mlflow_has_everything_once(uri: str, sweep: Sweep) -> None:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("test")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    children = {run.data.tags["trial_id"]: run for run in runs if "trial_id" in run.data.tags}
+    assert len(runs) == 1 + len(children)
+    assert children.keys() == sweep.journal.record.trials.keys()
+    for child in children.values():
+        assert child.info.status == "FINISHED"
+        assert child.data.params["lr"]
+        history = client.get_metric_history(child.info.run_id, "reward")
+        assert sorted(metric.step for metric in history) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_store_of_mlflow_that_is_away_gets_the_backlog_when_it_is_back(tmp_path):
+    place = tmp_path / "mounted later"
+    place.touch()
+    uri, warned = f"sqlite:///{place / 'mlflow.db'}", Warned()
+    sweep = a_sweep(tmp_path, *SMALL)
+    tracker = a_tracker(tmp_path, uri, warned)
+    tracker.start()
+    assert warned.wait(60)
+    sweep.run()
+    place.unlink()
+    place.mkdir()
+    assert tracker.close(120)
+    assert len(warned.said) == 1
+    assert_mlflow_has_everything_once(uri, sweep)
+
+
+@pytest.mark.slow  # MLflow's server takes a quarter of a minute to import
+def test_a_server_of_mlflow_that_goes_away_in_the_middle_has_everything_once_in_the_end(tmp_path):
+    sweep, warned = a_sweep(tmp_path, *SMALL).run(), Warned()
+    with a_server(tmp_path) as server:
+        server.away = range(20, 22)  # a request and its repetition
+        tracker = a_tracker(tmp_path, server.uri, warned)
+        tracker.start()
+        assert warned.wait(60)
+        assert tracker.close(120)
+        assert_mlflow_has_everything_once(server.uri, sweep)
+    assert len(warned.said) == 1
