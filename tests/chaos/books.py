@@ -37,7 +37,7 @@ from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTU
 SECOND_NS = 10**9
 HEARTBEAT_NS = 10 * SECOND_NS
 WRITTEN_WITHIN_NS = HEARTBEAT_NS
-"""What a driver hears is written down with its next tick at the latest: on the simulated clock they are as far apart."""
+"""What a driver hears is written down with its next tick at the latest, and simulated ticks are so far apart."""
 
 
 @dataclass(frozen=True)
