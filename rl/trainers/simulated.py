@@ -181,21 +181,23 @@ class _Attempt:
 
     def _preempt_crash_or_hang(self, number: int) -> None:
         """If step `number` is to, in the middle of it."""
-        half_ns = curves.step_ns(self._spec, number, self._spec.completions_per_step) // 2
         if self._fires("preempt", self._sim.preempt_at_step, number):
-            self._clock.sleep_ns(half_ns)
+            self._sleep_half(number)
             raise PreemptedError(f"simulated: the machine was taken away during step {number}")
         tokens, most = self._spec.trainer.micro_batch_tokens, self._sim.out_of_memory_above_tokens
         if 0 < most < tokens:
-            self._clock.sleep_ns(half_ns)
+            self._sleep_half(number)
             raise OutOfMemoryError(f"simulated: a micro-batch of {tokens} tokens, where {most} fit")
         if self._fires("crash", self._sim.crash_at_step, number):
-            self._clock.sleep_ns(half_ns)
+            self._sleep_half(number)
             raise SimulatedCrashError(f"simulated: the process died during step {number}")
         if self._fires("hang", self._sim.hang_at_step, number):
             while True:
                 self._clock.sleep_ns(HANG_SLICE_NS)
                 time.sleep(0.002)  # no clock has ended it: leave the core to others
+
+    def _sleep_half(self, number: int) -> None:
+        self._clock.sleep_ns(curves.step_ns(self._spec, number, self._spec.completions_per_step) // 2)
 
     def _fires(self, fault: str, at_step: int, number: int) -> bool:
         """Whether `fault` happens at step `number`; that it did is noted beside the checkpoints, for later attempts."""
