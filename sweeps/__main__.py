@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sweeps.travel_cli import add_to
+
 if TYPE_CHECKING:
     from cost.ledger import Ledger
     from sweeps.journal import Journal, SweepRecord, TrialRecord
@@ -251,6 +253,8 @@ def _print_story(sweep_id: str, lines: Iterable[Told], as_json: bool) -> None:
         text.truncate(width - len(money), overflow="ellipsis", pad=bool(money))
         console.print(text.append(money, style="bold"), no_wrap=True, overflow="ignore", crop=False)
 
+
+add_to(app)
 
 if __name__ == "__main__":
     app()

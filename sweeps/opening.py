@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier
         for record in reversed(same_plan):
             if not record.closed:
                 return Journal(ledger, record.sweep_id)
-    sweep_id = _new_folder(cfg, plan, root)
+    sweep_id = _new_folder(cfg, plan, root, known)
     journal = Journal(ledger, sweep_id)
     config = canonical(cfg)
     journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=plan, config=config)
@@ -162,11 +162,13 @@ def _check_writable(root: Path) -> None:
         ) from error
 
 
-def _new_folder(cfg: SweepConfig, plan: Plan, root: Path) -> str:
-    """A name that no sweep had before: stage, plan and a counter; the folder is created exclusively."""
+def _new_folder(cfg: SweepConfig, plan: Plan, root: Path, known: Collection[str]) -> str:
+    """A name that no sweep had before, here or elsewhere: stage, plan and a counter; its folder is made exclusively."""
     root.mkdir(parents=True, exist_ok=True)
     for counter in range(1, 100_000):
         sweep_id = f"{cfg.stage.name}-{plan.digest[:6]}-{counter}"
+        if sweep_id in known:
+            continue
         try:
             (root / sweep_id).mkdir()
             return sweep_id

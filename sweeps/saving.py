@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 from cost.bucket import Bucket, BucketError, connected, sha256_of
 from cost.ledger import Ledger
+from rl.codec import from_json
 from rl.spec import CheckpointWritten, EvalReport
 from sweeps import checkpoints
 from sweeps.checkpoints import MANIFEST, CheckpointId, Place, Retention
 from sweeps.config_types import StorageConfig
-from sweeps.journal import Journal, sweep_events
+from sweeps.journal import Journal, SweepRecord, sweep_events
 from sweeps.metrics import eval_accuracy
 from sweeps.words import Word, words_in
 
@@ -339,6 +340,12 @@ def unsaved_text(sweep_id: str, lines: Sequence[str], shown: int = 5) -> str:
     more = [f"  and {len(lines) - shown} more"] if len(lines) > shown else []
     first = f"Not off this machine yet; `python -m sweeps push {sweep_id}` delivers it:"
     return "\n".join([first, *(f"  {line}" for line in lines[:shown]), *more])
+
+
+def storage_of(record: SweepRecord) -> StorageConfig:
+    """As the sweep was configured; with today's values of what its version did not know."""
+    today = {"keep_last": 2, "keep_best": True, "keep_first": True, "wait_seconds": 300.0}
+    return from_json(StorageConfig, today | dict(record.config["storage"]))
 
 
 def retention(storage: StorageConfig) -> Retention:

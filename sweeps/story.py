@@ -135,6 +135,8 @@ def told(kind: str, body: Mapping[str, Any]) -> str:
         case "operator":
             which = f" {len(body['trials'])} trials" if body["trials"] else ""
             return f"somebody said: {body['command']}{which} ({body['reason']})"
+        case "checkpoint_moved":
+            return f"{who} goes on from step {body['step']}, found in {body['source']}"
         case "released":
             return f"{who} cards are back" if body["released"] else f"{who} CARDS OR PROCESSES STILL HELD"
         case "gate":

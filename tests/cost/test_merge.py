@@ -23,9 +23,11 @@ from cost.clock import FakeClock
 from cost.grouping import Scope, grouped_report
 from cost.ledger import Ledger
 from cost.merge import merge
+from cost.money import Money
 from cost.periods import period_name
 from cost.prices import PriceBook, PriceRow
 from cost.records import Correction, IntegrityError, Lease, NoLedgerError, StoreError, UsageKey
+from cost.reservations import Reservation
 
 SECOND = 10**9
 ROW = PriceRow(
@@ -175,10 +177,17 @@ def test_attempts_that_still_run_there_are_waited_for_or_closed_as_lost(ledger, 
     with pytest.raises(IntegrityError, match=r"trial-a1/1 of a1.*--lost"):
         merge(ledger, box.place)
     assert rows(ledger) == before
-    assert merge(ledger, box.place, lost=True).closed_as_lost == 1
+    assert merge(ledger, box.place, running="lost").closed_as_lost == 1
     (usage,) = ledger.usages()
     assert (usage.outcome, usage.end_estimated, usage.to_ns) == ("LOST", True, usage.last_heartbeat_ns)
     assert merge(ledger, box.place).closed_as_lost == 0
+
+
+def test_a_copy_to_take_along_has_them_as_running(ledger, box, clock):
+    one_sweep(box, clock, "a1", ended=False)
+    merge(ledger, box.place, running="keep")
+    assert ledger.usages() == box.usages()
+    assert ledger.usages()[0].to_ns is None
 
 
 def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger, clock):
@@ -197,7 +206,7 @@ def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger
 
 def test_a_real_end_after_home_took_it_for_lost_is_an_error_that_says_so(ledger, box, clock):
     one_sweep(box, clock, "a1", ended=False)
-    merge(ledger, box.place, lost=True)
+    merge(ledger, box.place, running="lost")
     box.end_usage(UsageKey("lease-a1", "trial-a1", 1), "COMPLETED")
     with pytest.raises(IntegrityError, match="taken for lost here before it had ended there"):
         merge(ledger, box.place)
@@ -292,6 +301,7 @@ def acted(script: Script, name: str, clock: FakeClock, ledgers: Sequence[Ledger]
         key = UsageKey(lease_id, f"trial-{name}", number)
         for ledger in ledgers:
             ledger.start_usage(key, name, Decimal("0.5"), {"stage": "smoke", "state": "RUNNING"})
+            ledger.reserve(Reservation(key, name, "smoke", Money(seconds, "USD"), Decimal(1), "bound"))
         clock.advance(seconds * SECOND)
         yield
         for ledger in ledgers:
@@ -326,7 +336,7 @@ def all_of(ledger: Ledger, at_ns: int) -> list:
     return found
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(scripts, min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_split_and_merged_is_what_one_ledger_says(plan, random):
     clock = FakeClock()
@@ -357,4 +367,6 @@ def test_split_and_merged_is_what_one_ledger_says(plan, random):
         for _ in range(2):
             merge(home, away.place)
             assert all_of(home, clock.utc_ns()) == all_of(one_home, clock.utc_ns())
-        assert rows(home)["usage_beat"] == rows(one_home)["usage_beat"]
+        assert not home.reservations()
+        several = {"driver", "price"}  # the halves are two, and each may have seen the same price
+        assert rows(home).items() - rows(one_home).items() <= {(name, rows(home)[name]) for name in several}

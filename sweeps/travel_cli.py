@@ -1,0 +1,192 @@
+"""The commands for going to another machine and back: push, pack, unpack, merge."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost.cli_common import DEFAULT_ROOT, Db, Root, opened, refusing
+
+if TYPE_CHECKING:
+    from cost.ledger import Ledger
+    from cost.merge import Merged, Running
+
+Endpoint = Annotated[str, typer.Option(help="URL of an S3 server other than AWS; default: boto3's own settings.")]
+Region = Annotated[str, typer.Option(help="Region of the bucket; default: boto3's own settings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+Cache = Annotated[Path | None, typer.Option(help="Converted models (paths.cache); default: ROOT/cache.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """The four commands, beside those that `app` has."""
+    for command, example in (
+        (push, "python -m sweeps push last"),
+        (pack, "python -m sweeps pack --out box.tar  |  python -m sweeps pack --out s3://team/box.tar --no-cache"),
+        (unpack, "python -m sweeps unpack box.tar  |  python -m sweeps unpack s3://team/box.tar --take-prices"),
+        (merge, "python -m sweeps merge box.tar  |  python -m sweeps merge /mnt/box/runs/ledger.db --dry-run"),
+    ):
+        app.command(epilog=f"Examples:  {example}")(command)
+
+
+def push(
+    sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
+    to: Annotated[str | None, typer.Option(help="s3://bucket/prefix; default: as the sweep was configured.")] = None,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """Bring a sweep's checkpoints, artifacts and a snapshot of the ledger into its bucket, now. Twice is once."""
+    import dataclasses
+
+    from cost.archive import archive
+    from cost.bucket import bucket_of
+    from cost.records import LedgerError
+    from sweeps.config import CONF_DIR
+    from sweeps.journal import load
+    from sweeps.saving import bucket_of_sweeps, storage_of, unsaved_text
+    from sweeps.saving import push as deliver
+
+    with opened(root, db) as ledger:
+        sweep_id = _chosen(ledger, sweep)
+        storage = storage_of(load(ledger, sweep_id))
+        if to is not None:
+            at = bucket_of(to, endpoint_url=endpoint_url, region=region)
+            where = {"bucket": at.name, "prefix": at.prefix, "endpoint_url": endpoint_url, "region": region}
+            storage = dataclasses.replace(storage, **where)
+        if storage.bucket is None:
+            raise LedgerError(f"{sweep_id} was run with storage=local: say where to, with --to s3://bucket/prefix")
+        left = deliver(storage, ledger, sweep_id, root / sweep_id, lambda text: typer.echo(text, err=True))
+        archive(ledger, bucket_of_sweeps(storage), pricing=CONF_DIR / "pricing")
+    if left:
+        typer.echo(unsaved_text(sweep_id, left), err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{sweep_id}: everything is in {bucket_of_sweeps(storage).url}")
+
+
+def pack(
+    out: Annotated[str, typer.Option(help="The archive: a file, or s3://bucket/NAME.tar.")] = "box.tar",
+    cache: Cache = None,
+    with_cache: Annotated[bool, typer.Option("--with-cache/--no-cache", help="Take converted models along.")] = True,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints/--no-checkpoints", help="Take each trial's newest checkpoint along.")
+    ] = True,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """One archive of what an empty machine needs: ledger, journals, recipes, checkpoints, caches, price book."""
+    from sweeps.pack import pack as write
+
+    with opened(root, db) as ledger:
+        folder = cache or root / "cache"
+        packed = write(
+            ledger,
+            root,
+            out,
+            cache=folder if with_cache and folder.is_dir() else None,
+            with_checkpoints=checkpoints,
+            endpoint_url=endpoint_url,
+            region=region,
+        )
+    what = f"{len(packed.sweeps)} sweeps, {packed.checkpoints} checkpoints, {packed.size_bytes / 2**20:.1f} MiB"
+    typer.echo(f"{packed.place}: {what}")
+    for note in packed.notes:
+        typer.echo(f"  {note}")
+    typer.echo(f"There:  python -m sweeps unpack {packed.place if '://' in out else Path(out).name}")
+
+
+def unpack(
+    archive: Annotated[str, typer.Argument(help="What `sweeps pack` made: a file, or s3://bucket/NAME.tar.")],
+    cache: Cache = None,
+    take_prices: Annotated[
+        bool, typer.Option("--take-prices", help="Use the archive's price book here, in place of this one.")
+    ] = False,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """Put an archive in place on this machine, so that the next stage finds its open gate. Twice is once."""
+    from sweeps import unpack as unpacking
+
+    with refusing(), unpacking.opened(archive, root, endpoint_url=endpoint_url, region=region) as source:
+        done = unpacking.unpack(
+            source, root, db or root / "ledger.db", cache=cache or root / "cache", take_prices=take_prices, name=archive
+        )
+    typer.echo(f"{root}: {len(done.sweeps)} sweeps, {done.files} files put in place")
+    for path in done.left_alone:
+        typer.echo(f"  left alone, since it is another one here: {path}")
+    if done.prices is not None and not take_prices:
+        names = ", ".join(done.differing_prices)
+        typer.echo(f"  its price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
+    typer.echo("Next:  python -m sweeps status  |  python sweep.py +stage=multi dry_run=true")
+
+
+def merge(
+    source: Annotated[
+        str,
+        typer.Argument(help="An archive of `sweeps pack`, a ledger's file or URL, or a snapshot s3://bucket/prefix."),
+    ],
+    lost: Annotated[
+        bool, typer.Option("--lost", help="That machine is gone for good: close what it had not ended.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would come in, and change nothing.")] = False,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the journal and the ledger of another machine into this one: no duplicate, no gap, all or nothing."""
+    from cost.merge import merge as merge_ledger
+    from sweeps import unpack as unpacking
+
+    running: Running = "lost" if lost else "refuse"
+    with opened(root, db, write=True) as ledger, ExitStack() as stack:
+        if source.endswith(".tar"):
+            given = stack.enter_context(unpacking.opened(source, root, endpoint_url=endpoint_url, region=region))
+            done = unpacking.merge_archive(ledger, given, root, running=running, dry=dry_run)
+        else:
+            other: str | Path = source
+            if source.startswith("s3://"):
+                at = unpacking.snapshot(source, root, endpoint_url=endpoint_url, region=region)
+                other = stack.enter_context(at)
+            done = merge_ledger(ledger, other, running=running, dry=dry_run)
+    _tell(done, dry_run, as_json)
+
+
+def _tell(done: Merged, dry: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"added": dict(done.added), "streams": list(done.streams), "dry_run": dry}, indent=2))
+        return
+    if not done.added:
+        typer.echo("Everything was here already.")
+        return
+    rows = ", ".join(f"{count} {table}" for table, count in sorted(done.added.items()))
+    typer.echo(f"{'Would come in' if dry else 'Came in'}: {rows}")
+    for stream in done.streams:
+        typer.echo(f"  {stream}")
+    if done.closed_as_lost:
+        typer.echo(f"  {done.closed_as_lost} attempts that had no end were closed at their last heartbeat")
+    if done.estimates_dropped:
+        typer.echo(f"  {done.estimates_dropped} ends that it had to guess are known here, and stay as they are")
+    if not dry:
+        typer.echo("Next:  python -m cost check  |  python -m sweeps track all")
+
+
+def _chosen(ledger: Ledger, sweep: str) -> str:
+    from cost.records import LedgerError
+    from sweeps.journal import sweep_ids
+
+    known = sweep_ids(ledger)
+    if sweep == "last" and known:
+        return known[-1]
+    if sweep not in known:
+        raise LedgerError(f"there is no sweep {sweep!r}; there are: {', '.join(known) or 'none'}")
+    return sweep
