@@ -47,7 +47,16 @@ from sweeps.machine import (
     money_text,
     ray_address,
 )
-from sweeps.opening import check_can_run, database, earlier_sweeps, only_driver, open_sweep, simulated_until
+from sweeps.opening import (
+    check_can_run,
+    database,
+    earlier_sweeps,
+    end_lost_attempts,
+    end_lost_attempts_of_all,
+    only_driver,
+    open_sweep,
+    simulated_until,
+)
 from sweeps.plan import make_plan
 from sweeps.promotion import promotion
 from sweeps.purse import Purse
@@ -92,6 +101,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     try:
         with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
             ledger.close_dead()
+            end_lost_attempts_of_all(ledger, records)
             journal = open_sweep(cfg, plan, ledger, root, records)
             sweep_id = journal.record.sweep_id
             if journal.record.closed:
@@ -123,7 +133,7 @@ def _run_sweep(
 ) -> int:
     record = journal.record
     resumed = [t for t in record.trials.values() if t.attempts]
-    _close_lost_attempts(journal)
+    end_lost_attempts(journal)
     _bring_back(cfg, journal, sweep_dir, console)
     console.print(f"Sweep {record.sweep_id}" + (_resumed_text(cfg, record, ledger, pricing, time) if resumed else ""))
     # Where only the closing of the books is left, no machine is held again.
@@ -260,15 +270,6 @@ def _resumed_text(
     lost = sum(r.categories.get("lost_work", 0) for r in report.trials)
     spent = money_text(Money(report.total_pico, report.currency))
     return f": going on, {left}; {spent} so far, {money_text(Money(lost, report.currency))} of it lost work"
-
-
-def _close_lost_attempts(journal: Journal) -> None:
-    """Attempts whose driver died are over; their usages were closed at the last heartbeat."""
-    for trial in journal.record.trials.values():
-        if trial.state is TrialState.RUNNING:
-            said = "its driver ended without closing it"
-            outcome, said = ("lost", said) if trial.pruned is None else ("pruned", trial.pruned)
-            journal.attempt_ended(trial.trial_id, trial.attempts[-1].attempt, outcome, said)
 
 
 def _tracker(cfg: SweepConfig, console: Console, sweep_id: str) -> Tracker:

@@ -45,6 +45,26 @@ def earlier_sweeps(cfg: SweepConfig, root: Path) -> list[SweepRecord]:
         raise ConfigError(str(error)) from error
 
 
+def end_lost_attempts(journal: Journal, held: Collection[tuple[str, int]] = ()) -> None:
+    """Attempts whose driver died are over; their usages were closed at its last heartbeat. `held`: those that live."""
+    for trial in journal.record.trials.values():
+        if trial.state is TrialState.RUNNING and (trial.trial_id, trial.attempts[-1].attempt) not in held:
+            said = "its driver ended without closing it"
+            outcome, said = ("lost", said) if trial.pruned is None else ("pruned", trial.pruned)
+            journal.attempt_ended(trial.trial_id, trial.attempts[-1].attempt, outcome, said)
+
+
+def end_lost_attempts_of_all(ledger: Ledger, earlier: Sequence[SweepRecord]) -> None:
+    """The same for every sweep, so that none looks as if it ran until somebody goes on with it. Comes after
+    `Ledger.close_dead`: what still holds cards lives."""
+    for record in earlier:
+        if all(trial.state is not TrialState.RUNNING for trial in record.trials.values()):
+            continue
+        with ledger.transaction():  # no driver writes between the look and the entry
+            held = [(u.key.trial_id, u.key.attempt) for u in ledger.usages(sweep_id=record.sweep_id, only_open=True)]
+            end_lost_attempts(Journal(ledger, record.sweep_id), held)
+
+
 def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[SweepRecord]) -> int:
     """UTC nanoseconds that the simulated time of this plan's sweeps has come to; 0 where there was none.
 
