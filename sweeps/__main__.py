@@ -254,6 +254,33 @@ def _print_story(sweep_id: str, lines: Iterable[Told], as_json: bool) -> None:
         console.print(text.append(money, style="bold"), no_wrap=True, overflow="ignore", crop=False)
 
 
+@app.command()
+def deadman(
+    sweep: Annotated[str, typer.Option(help="The sweep to watch, by name.")],
+    after: Annotated[str, typer.Option(help="Silence of a dead driver before machine.down is run: 90s, 15m, 2h.")],
+    root: Root = Path("runs"),
+    db: Annotated[str | None, typer.Option("--db", envvar="GRPO_LADDER_DB", help="The ledger's database.")] = None,
+) -> None:
+    """Give a machine back whose driver died. Started by the driver itself, where machine.deadman is set."""
+    from sweeps.deadman import watch
+    from sweeps.durations import seconds_of
+
+    try:
+        seconds = seconds_of(after)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--after") from error
+    if seconds is None or not (root / sweep).is_dir():
+        typer.echo(f"There is no sweep {sweep!r} in {root}", err=True)
+        raise typer.Exit(2)
+    watch(db or root / "ledger.db", root / sweep, seconds, lambda text: print(f"{_now()}  {text}", flush=True))
+
+
+def _now() -> str:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 add_to(app)
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rl.algorithms import algorithm_problems
 from rl.spec import TrialSpec
 from sweeps.config_overrides import CONF_DIR, options
 from sweeps.config_types import SweepConfig
+from sweeps.durations import seconds_of
 from sweeps.search.checks import search_problems
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -189,6 +190,28 @@ def _machine(config: SweepConfig) -> Iterator[str]:
         )
     if config.trainer.device == "cuda" and machine.device == "cpu":
         yield f"trainer.device=cuda, and machine={machine.name} has no CUDA card; use trainer.device=auto or cpu"
+    yield from _coming_and_going(config)
+
+
+def _coming_and_going(config: SweepConfig) -> Iterator[str]:
+    machine = config.machine
+    for key in ("max_idle", "deadman"):
+        try:
+            seconds_of(getattr(machine, key))
+        except ValueError as error:
+            yield f"machine.{key}={error}"
+    if machine.deadman.strip() and not machine.down.strip():
+        yield f"machine.deadman={machine.deadman} without machine.down: say what gives the machine back"
+    if machine.down in ("stop", "terminate") and machine.provider != "aws":
+        yield (
+            f"machine.down={machine.down} is known for machine.provider=aws only, and this is {machine.provider}: give "
+            "a command that gives the machine back there"
+        )
+    kind, _, rest = machine.preemption.partition(":")
+    if kind in ("file", "command") and not rest.strip():
+        yield f"machine.preemption={machine.preemption} names no {'file' if kind == 'file' else 'command'}"
+    elif kind not in ("file", "command") and machine.preemption not in ("none", "ec2", "gcp"):
+        yield f"machine.preemption={machine.preemption} should be none, ec2, gcp, file:PATH or command:COMMAND"
 
 
 def _model(config: SweepConfig) -> Iterator[str]:

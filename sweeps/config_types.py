@@ -72,6 +72,19 @@ class MachineConfig:
     """Own hardware: mean draw of the whole machine under load, W, for `sku: electricity`; 0 on rented machines."""
     cluster: str
     """auto: the Ray that RAY_ADDRESS names, else our own on this host. local: our own. Else a Ray's host:port."""
+    up: str
+    """Command that brings the machine up; empty: it is there."""
+    down: str
+    """Command that gives it back, or `stop`, `terminate`, `shutdown`; empty: nothing does."""
+    down_unsaved: bool
+    instance_id: str
+    """The provider's id of it; empty: the metadata service is asked where it is needed."""
+    max_idle: str
+    """Duration: how long it may be held with nothing running; empty: for ever."""
+    deadman: str
+    """Duration of a dead driver's silence after which `down` is run from outside; empty: never."""
+    preemption: str
+    """Who is asked whether the machine is about to be taken away: none, ec2, gcp, file:PATH, command:COMMAND."""
 
     @property
     def hardware(self) -> str:

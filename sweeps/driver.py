@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -28,6 +29,7 @@ from cost.power import PowerMeter
 from cost.records import StoreError
 from cost.report import Report, sweep_report, trial_costs
 from rl.spec import Stop
+from sweeps import deadman, holding, leaving
 from sweeps.cards import hold_cards
 from sweeps.config import CONF_DIR, ConfigError
 from sweeps.config_types import SweepConfig
@@ -58,6 +60,7 @@ from sweeps.opening import (
     simulated_until,
 )
 from sweeps.plan import make_plan
+from sweeps.preemption import Watch, probe_of
 from sweeps.promotion import promotion
 from sweeps.purse import Purse
 from sweeps.report import terminal
@@ -92,12 +95,16 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         console.print("dry_run=true: nothing was run and nothing was written.")
         return EXIT_OK
     check_limits(cfg, pricing)
-    check_can_run(cfg, root, console)
+    check_can_run(cfg, root, console, holding.per_hour(pricing))
     if step_up.problem:
         return EXIT_GATE
     clock = SystemClock()
     if cfg.trainer.name == "simulated":
         clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, root, plan, records)))
+    finished = any(r.sweep_id == cfg.resume and r.closed for r in records)
+    came_up = bool(cfg.machine.up) and leaving.is_real(cfg) and not finished
+    if came_up:
+        cfg = holding.brought_up(cfg, console)
     try:
         with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
             ledger.close_dead()
@@ -115,8 +122,9 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                 except StoreError as error:
                     print_stopped(console, error, typed)
                     return EXIT_FAILED
-    except StoreError as error:
-        raise ConfigError(str(error)) from error
+    except (StoreError, ConfigError) as error:
+        undone = f"\n{holding.undone(cfg, root, pricing)}" if came_up else ""
+        raise ConfigError(f"{error}{undone}") from error
 
 
 def _run_sweep(
@@ -145,11 +153,16 @@ def _run_sweep(
     if not only_to_close and (refusal := purse.refusal(held)):
         journal.append("driver_ended", {"how": "budget", "why": refusal}, f"driver_ended:{ledger.now_ns()}")
         print_budget(console, refusal, typed)
+        if cfg.machine.up and leaving.is_real(cfg) and not held:
+            console.print(Text(leaving.undo_up(cfg.machine, holding.per_hour(pricing))), soft_wrap=True)
         return EXIT_BUDGET
     lease_id = record.lease_ids[-1] if only_to_close else hold_machine(cfg, ledger, record.sweep_id, pricing)
     purse.hold(ledger.lease_state(lease_id).lease)
     journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
+    deadman.start(cfg, record.sweep_id, database(cfg, Path(cfg.paths.root)))
+    preemption = Watch(probe_of(cfg.machine.preemption), partial(holding.warn, console))
+    preemption.start()
     tracker = _tracker(cfg, console, record.sweep_id)
     tracker.start()
     uploader = _uploader(cfg, console, record.sweep_id, sweep_dir)
@@ -170,6 +183,7 @@ def _run_sweep(
                 cards=len(cards),
                 purse=purse,
                 forecast=lambda trial: forecast_labels(cfg, pricing, trial, time),
+                notice=lambda: preemption.notice,
             )
             try:
                 with _termination_as_interrupt():
@@ -184,6 +198,7 @@ def _run_sweep(
             console.print("Stopping: ending the trials' processes and closing the books ...")
     finally:
         with _uninterrupted():
+            preemption.close()
             if executor is not None:
                 executor.close()
             if host is not None:
@@ -193,7 +208,9 @@ def _run_sweep(
                 verdict = metric_gate(record, cfg.stage.steps, cfg.gate)
                 journal.append("gate", _gate_body(verdict), f"gate:{ledger.now_ns()}")
             meter.close(ledger, machine_instance(cfg, record.sweep_id))
-            ledger.detach(lease_id, record.sweep_id, how)
+            why = host.stopped.reason if host and host.stopped else ""
+            if not (going := leaving.goes(cfg, how, why)):
+                ledger.detach(lease_id, record.sweep_id, how)
             report = _report(ledger, pricing, record.sweep_id)
             write_costs(console, report, sweep_dir)
             # Last: a driver that is killed before it is followed by one that closes the books.
@@ -204,10 +221,17 @@ def _run_sweep(
             unsaved = uploader.close(_upload_seconds(cfg, how)) if uploader else []
             drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
             shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
-    why = host.stopped.reason if host and host.stopped else ""
+            if how == "failed":  # nobody prints the end, and the bill goes on all the same
+                holding.leave(
+                    cfg, console, ledger, lease_id, sweep_dir, going, pricing, partial(_archive, cfg, ledger, console)
+                )
     print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed, why)
     if unsaved:
         console.print(Text(unsaved_text(record.sweep_id, unsaved), style="yellow"), soft_wrap=True)
+    with _uninterrupted():
+        holding.leave(
+            cfg, console, ledger, lease_id, sweep_dir, going, pricing, partial(_archive, cfg, ledger, console)
+        )
     return EXIT_INTERRUPTED if how == "interrupted" else _exit_code(record, verdict)
 
 

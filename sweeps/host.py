@@ -19,6 +19,7 @@ from rl.codec import to_json
 from rl.spec import CheckpointWritten, Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop
 from rl.tasks.evaluation import average_at_k
 from sweeps.config_types import SweepConfig
+from sweeps.durations import seconds_of
 from sweeps.executors import Attempt
 from sweeps.journal import OUTCOMES, Journal, TrialRecord, TrialState
 from sweeps.lr_rule import WINDOW_STEPS, advise
@@ -80,6 +81,7 @@ class SweepHost:
         cards: int,
         purse: Purse | None = None,
         forecast: Callable[[PlannedTrial], Mapping[str, str]] | None = None,
+        notice: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
         self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
@@ -92,7 +94,10 @@ class SweepHost:
         self._held: dict[str, _Held] = {}
         self._running = 0
         """Of what is held, the attempts that have not ended."""
-        self._last_heartbeat_ns = ledger.now_ns()
+        self._notice = notice
+        idle_seconds = seconds_of(cfg.machine.max_idle)
+        self._idle_limit_ns = None if idle_seconds is None else round(idle_seconds * 1e9)
+        self._last_heartbeat_ns = self._busy_ns = ledger.now_ns()
         self._stop: Stop | None = None
         self._commands_heard = 0
         self._warning_numbers = itertools.count()
@@ -244,8 +249,17 @@ class SweepHost:
     def stopping(self) -> bool:
         return self._stop is not None
 
+    def _watch_idleness(self, now_ns: int) -> None:
+        if any(h.granted and not h.ended for h in self._held.values()):
+            self._busy_ns = now_ns
+        elif self._idle_limit_ns is not None and now_ns - self._busy_ns >= self._idle_limit_ns:
+            self.stop(f"interrupted: nothing has run for machine.max_idle={self._cfg.machine.max_idle}")
+
     def on_tick(self) -> None:
         now_ns = self._ledger.now_ns()
+        self._watch_idleness(now_ns)
+        if notice := self._notice():
+            self.stop(f"preempted: notice: {notice}")
         if now_ns - self._last_heartbeat_ns >= HEARTBEAT_SECONDS * 10**9:
             self._last_heartbeat_ns = now_ns
             granted = [held for held in self._held.values() if held.granted]

@@ -130,6 +130,7 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
                 cards=machine.cards,
                 currency=pricing.row.currency if pricing.row else "USD",
                 price_hash=pricing.row.hash if pricing.row else None,
+                resource_id=machine.instance_id,
                 region=machine.region,
                 purchase=pricing.row.purchase if pricing.row else machine.purchase,
                 watts=watts,

@@ -19,6 +19,7 @@ from sweeps.config import ConfigError, canonical
 from sweeps.config_types import SweepConfig
 from sweeps.difference import changed_keys
 from sweeps.journal import Journal, SweepRecord, TrialState, load, sweep_ids
+from sweeps.leaving import what_to_rent
 from sweeps.machine import ray_address
 from sweeps.plan import Plan
 from sweeps.search.space import recipes
@@ -80,8 +81,11 @@ def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[
     return max([r.last_ns for r in same_plan] + beats) + HEARTBEAT_NS
 
 
-def check_can_run(cfg: SweepConfig, root: Path, console: Console) -> None:
+def check_can_run(cfg: SweepConfig, root: Path, console: Console, per_hour: str = "UNPRICED") -> None:
     """Whatever would stop every trial is found here, before anything is billed.
+
+    Args:
+        per_hour: what the machine costs, for somebody who has to rent it.
 
     Raises:
         ConfigError: what is wrong, where, and what would be right.
@@ -95,13 +99,14 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console) -> None:
     _check_writable(root)
     if cfg.trainer.name == "simulated":
         return
-    if cfg.machine.device == "cuda":
+    if cfg.machine.device == "cuda" and not cfg.machine.up:
         import torch
 
         if torch.cuda.device_count() < cfg.machine.cards and ray_address(cfg) == "local":
             raise ConfigError(
                 f"machine={cfg.machine.name} has {cfg.machine.cards} x {cfg.machine.card_name}, and this host shows "
-                f"{torch.cuda.device_count()} CUDA devices: run this on that machine, or choose another with machine="
+                f"{torch.cuda.device_count()} CUDA devices: {what_to_rent(cfg.machine, per_hour)}; or choose another "
+                "machine with machine="
             )
     from rl.models import prepare
     from rl.tasks import load_task

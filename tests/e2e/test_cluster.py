@@ -129,6 +129,10 @@ def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest
         if len(at_work) == 2:
             break
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    for line in process.stdout:
+        told.append(line)
+        if line == "1 cards now\n":
+            break
     (tmp_path / "go on").touch()
     told += list(process.stdout)
     assert process.wait(timeout=120) == 0, "".join(told)
@@ -166,6 +170,10 @@ def slow_sweep(address: str, folder: str) -> None:
             if isinstance(message, StepReport):
                 print(f"did step {message.step} of {attempt}", flush=True)
             return super().on_message(attempt, sequence, message)
+
+        def on_cards(self, cards: int) -> None:
+            super().on_cards(cards)
+            print(f"{cards} cards now", flush=True)
 
     sweep = a_sweep(Path(folder), "machine.cards=2", "search.cards_per_trial=1")
     settings = {"lease_id": "lease-1", "sweep_dir": Path(folder), "view": Silent(), "cards": 2}

@@ -1,0 +1,46 @@
+"""Machines that were asked to go: whether they did is known only once their provider, or the command, has said so.
+
+A lease that was asked to end and is not closed goes on accruing, and is RELEASE_UNCONFIRMED wherever it is listed. The
+requests are a journal; that a release is confirmed is the end of the lease itself (`Ledger.close_lease`).
+"""
+
+from __future__ import annotations
+
+from cost.ledger import Ledger
+
+STREAM = "releases"
+UNCONFIRMED = "RELEASE_UNCONFIRMED"
+
+
+def note_requested(ledger: Ledger, lease_id: str, how: str) -> None:
+    """`how` is about to be run, to give the machine of this lease back."""
+    _note(ledger, "requested", lease_id, f"{how} was run, and its end is not known")
+
+
+def note_failed(ledger: Ledger, lease_id: str, why: str) -> None:
+    """It was run, and nobody confirmed that the machine is gone."""
+    _note(ledger, "failed", lease_id, why)
+
+
+def note_kept(ledger: Ledger, lease_id: str, why: str) -> None:
+    """The machine was to go and is kept, for a reason."""
+    _note(ledger, "kept", lease_id, why)
+
+
+def unconfirmed(ledger: Ledger) -> dict[str, str]:
+    """What is known of each open lease whose machine was to go, by lease."""
+    known: dict[str, str] = {}
+    for event in ledger.events(STREAM):
+        known[event.body["lease_id"]] = event.body["text"]
+    still_open = {state.lease.lease_id for state in ledger.leases(only_open=True)} if known else set()
+    return {lease_id: text for lease_id, text in known.items() if lease_id in still_open}
+
+
+def noted_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:
+    """Whether anything was said of this machine's release at `at_ns` or after."""
+    return any(e.at_ns >= at_ns and e.body["lease_id"] == lease_id for e in ledger.events(STREAM))
+
+
+def _note(ledger: Ledger, kind: str, lease_id: str, text: str) -> None:
+    body = {"lease_id": lease_id, "text": text}
+    ledger.append_event(STREAM, kind, body, f"{kind}:{lease_id}:{ledger.now_ns()}")
