@@ -56,18 +56,25 @@ class Plan:
         ]
 
 
-PLANS = {
-    plan.name: plan
-    for plan in (
-        Plan("one card", ("search.prompts_per_step=[2,4]",)),
-        Plan("cards side by side", ("machine=h100x8", "search.prompts_per_step=[2,4,6]", "search.max_concurrent=2")),
-        Plan("two checkpoints", ("search.prompts_per_step=[2]", "trainer.keep_checkpoints=2"), 9, 1),
-        Plan("preempted", ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4")),
-        Plan("crashed", ("search.prompts_per_step=[2,4]", "trainer.simulated.crash_at_step=3")),
-        Plan("hung", ("search.prompts_per_step=[2,4]", "trainer.simulated.hang_at_step=5")),
-        Plan("learning rate moved", ("search.prompts_per_step=[2]", "search.lr_scaling=[clip_frac]"), 13, 5),
-    )
-}
+KILLED_ANYWHERE = (
+    Plan("one card", ("search.prompts_per_step=[2,4]", "trainer.keep_checkpoints=1")),
+    Plan("cards side by side", ("machine=h100x8", "search.prompts_per_step=[2,4,6]", "search.max_concurrent=2")),
+    Plan("two checkpoints", ("search.prompts_per_step=[2]", "trainer.keep_checkpoints=2"), 9, 1),
+    Plan("preempted", ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4")),
+    Plan("crashed", ("search.prompts_per_step=[2,4]", "trainer.simulated.crash_at_step=3")),
+    Plan("hung", ("search.prompts_per_step=[2,4]", "trainer.simulated.hang_at_step=5")),
+    Plan("learning rate moved", ("search.prompts_per_step=[2]", "search.lr_scaling=[clip_frac]"), 13, 5),
+)
+"""Plans whose drivers are killed at points drawn at random."""
+
+KILLED_AT_A_MOMENT = (
+    Plan("six trials", ("search.prompts_per_step=[2]", "search.trials=6"), 2),
+    Plan(
+        "two at a time", ("machine=h100x8", "search.prompts_per_step=[2]", "search.trials=6", "search.max_concurrent=2")
+    ),
+)
+
+PLANS = {plan.name: plan for plan in (*KILLED_ANYWHERE, *KILLED_AT_A_MOMENT)}
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,12 @@ class _NoDelivery:
 
 def in_a_process(body: Callable[[], int], output: Path) -> int:
     """The exit code of a forked process that does `body`; the negative number of the signal that killed it."""
+    _, status = os.waitpid(forked(body, output), 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def forked(body: Callable[[], int], output: Path) -> int:
+    """The process id of a copy of this process that does `body`, prints into `output`, and ends with its result."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -170,8 +183,7 @@ def in_a_process(body: Callable[[], int], output: Path) -> int:
             traceback.print_exc()
         finally:
             os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
+    return child
 
 
 def witnessed(log: Path) -> list[Mapping[str, Any]]:
@@ -200,10 +212,11 @@ def _composed(plan: str) -> SweepConfig:
     return compose(PLANS[plan].typed(Path("runs")))
 
 
-def configuration(plan: str, root: Path) -> SweepConfig:
+def configuration(plan: str, root: Path, resume: str = "auto") -> SweepConfig:
     """The plan's configuration with its folders in `root`; composed once per process."""
     cfg = _composed(plan)
-    return dataclasses.replace(cfg, paths=dataclasses.replace(cfg.paths, root=str(root), cache=str(root / "cache")))
+    paths = dataclasses.replace(cfg.paths, root=str(root), cache=str(root / "cache"))
+    return dataclasses.replace(cfg, paths=paths, resume=resume)
 
 
 @cache

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.killing import PLANS, Case, Outcome, kill_and_resume, summary
+from tests.chaos.killing import KILLED_ANYWHERE, Case, Outcome, kill_and_resume, summary
 
 KILLS_PER_SWEEP = 6
 
@@ -38,7 +38,7 @@ def kill_at_points(pool: ProcessPoolExecutor, folder: Path, points: int, first_s
     """Sweeps of every plan in turn, until they have been killed at so many points."""
     outcomes: list[Outcome] = []
     for seed in itertools.count(first_seed):
-        cases = [Case(plan, seed, KILLS_PER_SWEEP) for plan in PLANS]
+        cases = [Case(plan.name, seed, KILLS_PER_SWEEP) for plan in KILLED_ANYWHERE]
         outcomes += run(pool, folder / str(seed), cases)
         if sum(len(o.killed) for o in outcomes) >= points:
             return outcomes
@@ -69,5 +69,5 @@ def test_mlflow_has_every_step_once_after_a_killed_sweep_was_delivered_again(wor
 
 @pytest.mark.slow  # opening MLflow's store takes seconds for every driver
 def test_mlflow_after_many_killed_sweeps(workers, tmp_path):
-    cases = [Case(plan, seed, 4, mlflow=True) for seed in (3, 4, 5) for plan in PLANS]
+    cases = [Case(plan.name, seed, 4, mlflow=True) for seed in (3, 4, 5) for plan in KILLED_ANYWHERE]
     assert_nothing_wrong(run(workers, tmp_path, cases))

@@ -1,0 +1,95 @@
+"""What a sweep is after its driver was killed at a moment chosen by name, and what the next driver makes of it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from cost.ledger import Ledger
+from cost.prices import PriceBook
+from cost.report import sweep_report
+from sweeps.config import CONF_DIR
+from sweeps.journal import TrialState, load, sweep_ids
+from tests.chaos.named_moments import both_at_once, killed_and_resumed, killed_then_another_plan
+
+SECOND_NS = 10**9
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[ProcessPoolExecutor]:
+    """A process of one thread, from which drivers can be forked."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def test_a_resume_runs_exactly_the_trials_that_are_not_finished_those_never_started_too(worker, tmp_path):
+    found = worker.submit(killed_and_resumed, "six trials", "closed", 3, tmp_path).result()
+    assert found.wrong == []
+    granted = [
+        [line["trial"] for line in found.lines if line["what"] == "granted" and line["run"] == r] for r in (0, 1)
+    ]
+    assert len(granted[0]) == 3
+    assert len(granted[1]) == 3
+    assert not set(granted[0]) & set(granted[1])
+    assert "3 of 6 trials left" in found.said
+
+
+def test_the_concurrency_limit_holds_after_a_resume_by_the_ledgers_overlaps(worker, tmp_path):
+    found = worker.submit(killed_and_resumed, "two at a time", "closed", 2, tmp_path).result()
+    assert found.wrong == []
+    with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+        usages = ledger.usages()
+    edges = sorted((at, change) for u in usages for at, change in ((u.from_ns, 1), (u.to_ns or 0, -1)))
+    held = most = 0
+    for _, change in edges:
+        held += change
+        most = max(most, held)
+    assert len(usages) > 6
+    assert most == 2
+
+
+def test_time_while_a_sweep_was_down_is_no_trials_time_and_its_money_is_counted(worker, tmp_path):
+    found = worker.submit(killed_and_resumed, "two at a time", "said", 9, tmp_path, 3600).result()
+    assert found.wrong == []
+    with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+        sweep_id = sweep_ids(ledger)[0]
+        (lease,) = ledger.leases()
+        assert lease.to_ns is not None
+        usages = ledger.usages()
+        ran = [(u.to_ns or 0) - u.from_ns for u in usages]
+        book = PriceBook.load(CONF_DIR / "pricing")
+        report = sweep_report(ledger, book, sweep_id, lease.to_ns)
+    assert max(ran) < 300 * SECOND_NS, "no attempt lasts through the hour in which nothing ran"
+    assert lease.to_ns - lease.from_ns > 3600 * SECOND_NS, "the machine was held all the while"
+    (idle,) = [row for row in report.overheads if "idle" in row.categories]
+    assert idle.categories["idle"] > report.total_pico // 2
+    assert sum(row.pico for row in (*report.trials, *report.overheads)) == report.total_pico
+
+
+def test_no_trial_of_a_killed_driver_runs_any_more_once_another_sweep_has_started(worker, tmp_path):
+    killed = worker.submit(killed_then_another_plan, tmp_path).result()
+    with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+        states = {t.state for t in load(ledger, killed).trials.values()}
+        assert TrialState.RUNNING not in states
+        assert TrialState.PREEMPTED in states
+        (usage,) = ledger.usages(sweep_id=killed)
+    assert usage.end_estimated
+    assert usage.outcome == "LOST"
+
+
+def test_two_sweeps_of_one_plan_started_at_once_have_names_and_folders_of_their_own(worker, tmp_path):
+    codes = worker.submit(both_at_once, tmp_path).result()
+    assert codes == [0, 0]
+    with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+        names = sweep_ids(ledger)
+        records = [load(ledger, name) for name in names]
+    assert len(names) == len(set(names)) == 2
+    for record in records:
+        assert {t.state for t in record.trials.values()} == {TrialState.COMPLETED}
+        assert (tmp_path / "runs" / record.sweep_id / "cost.csv").exists()
+    checkpoints = [t.checkpoint.path for r in records for t in r.trials.values() if t.checkpoint]
+    assert len(set(checkpoints)) == len(checkpoints), json.dumps(checkpoints)
