@@ -90,6 +90,11 @@ def a_book(
     return PriceBook.load(folder)
 
 
+def a_config(folder: Path, *overrides: str) -> SweepConfig:
+    typed = ["+stage=smoke", "trainer=simulated", f"paths.root={folder}", "machine.sku=box", "machine.provider=test"]
+    return compose([*typed, "machine.purchase=on_demand", *overrides])
+
+
 def a_paid_sweep(
     folder: Path,
     *overrides: str,
@@ -100,10 +105,10 @@ def a_paid_sweep(
     time: StepTime | None = None,
     bounds: Bounds | None = None,
     wait: Callable[[], None] = lambda: None,
+    cfg: SweepConfig | None = None,
 ) -> PaidSweep:
-    """Planned, its lease held, not yet run; going on, where the ledger knows it."""
-    typed = ["+stage=smoke", "trainer=simulated", f"paths.root={folder}", "machine.sku=box", "machine.provider=test"]
-    cfg = compose([*typed, "machine.purchase=on_demand", *overrides])
+    """Planned, its lease held, not yet run; going on, where the ledger knows it. `cfg`: in place of `overrides`."""
+    cfg = cfg or a_config(folder, *overrides)
     clock = clock or FakeClock()
     ledger = Ledger.open(place or folder / "ledger.db", clock)
     journal = Journal(ledger, sweep_id)
