@@ -248,6 +248,7 @@ def _durations(ledger: Ledger, plan: Plan, record: SweepRecord) -> Iterator[str]
         checkpoints = sum(1 for n in to_do if n % plan.checkpoint_every == 0 or n == plan.steps)
         evaluations = 1 + (last.from_step == 0)
         due_s = STARTUP_S + step_s * len(to_do) + CHECKPOINT_S * checkpoints + EVALUATION_S * evaluations
+        due_s /= plan.times_faster
         billed_s = Fraction((usage.to_ns or 0) - usage.from_ns, SECOND_NS)
         if billed_s != due_s:
             yield f"{trial.trial_id}/{last.attempt} took {float(due_s)} s and is billed {float(billed_s)} s"

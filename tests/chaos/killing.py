@@ -37,6 +37,8 @@ class Plan:
     overrides: tuple[str, ...]
     steps: int = 6
     checkpoint_every: int = 2
+    times_faster: int = 1
+    """Words come so much faster than the constants above say: many to a second, so that they are written together."""
 
     def typed(self, root: Path) -> list[str]:
         times = {
@@ -51,15 +53,16 @@ class Plan:
             *("+stage=smoke", "trainer=simulated", f"paths.root={root}", "task.eval_questions=4"),
             *(f"stage.steps={self.steps}", f"trainer.checkpoint_every_steps={self.checkpoint_every}"),
             *("search.lr_scaling=[hold]", "search.group_size=[2]"),
-            *(f"trainer.simulated.{key}={value}" for key, value in times.items()),
+            *(f"trainer.simulated.{key}={value / self.times_faster}" for key, value in times.items()),
             *self.overrides,
         ]
 
 
 KILLED_ANYWHERE = (
-    Plan("one card", ("search.prompts_per_step=[2,4]", "trainer.keep_checkpoints=1")),
+    Plan("one card", ("search.prompts_per_step=[2,4]",)),
     Plan("cards side by side", ("machine=h100x8", "search.prompts_per_step=[2,4,6]", "search.max_concurrent=2")),
     Plan("two checkpoints", ("search.prompts_per_step=[2]", "trainer.keep_checkpoints=2"), 9, 1),
+    Plan("many words a second", ("search.prompts_per_step=[2,4]",), 12, 3, times_faster=40),
     Plan("preempted", ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4")),
     Plan("crashed", ("search.prompts_per_step=[2,4]", "trainer.simulated.crash_at_step=3")),
     Plan("hung", ("search.prompts_per_step=[2,4]", "trainer.simulated.hang_at_step=5")),
