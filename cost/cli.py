@@ -101,6 +101,8 @@ def report(
         found = grouped_report(ledger, book, scope, at_ns)
         text = {"json": json_text, "csv": csv_text, "table": report_table}[form](found)
         text = text if text.endswith("\n") else text + "\n"
+        if form == "csv":
+            _say_apart(found.notes)
         if out is not None:
             write_text(text, out)
             return
@@ -302,7 +304,7 @@ def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: 
     import sys
 
     from cost import focus
-    from cost.grouping import scoped_lines
+    from cost.grouping import left_out, scoped_lines
     from cost.records import LedgerError
 
     if version not in focus.VERSIONS:
@@ -310,12 +312,19 @@ def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: 
     first = min((state.from_ns for state in ledger.leases()), default=now_ns)
     cuts = focus.month_cuts(first, now_ns + 32 * 86_400 * 10**9)
     found = scoped_lines(ledger, book, scope, now_ns, cuts=cuts)
+    _say_apart(left_out(scope, found))
     if out is not None:
         focus.write(found, out, version=version)
         return
     writer = csv.DictWriter(sys.stdout, focus.columns(version), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(focus.rows(found, version=version))
+
+
+def _say_apart(notes: tuple[str, ...]) -> None:
+    """What a reader has to know of a file that has no place for it."""
+    for note in notes:
+        typer.echo(note, err=True)
 
 
 def _what(ledger: Ledger, sweep: str | None, by: str | None, *, every: bool) -> tuple[str | None, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from cost.attribution import Line, Lines
 from cost.money import largest_remainder, pico_text
+from cost.output import whole_file
 from cost.prices import PER_HOUR, PICO, MissingPriceError, PriceRow, add_command, instant_ns, pico_per_hour
 from cost.records import Lease, Usage
 from cost.schema import MICRO_PER_CARD
@@ -130,20 +130,17 @@ def rows(found: Lines, *, version: str = "1.2") -> Iterator[dict[str, str]]:
 
 
 def write(found: Lines, path: str | Path, *, version: str = "1.2") -> Path:
-    """Writes the file, whole or not at all."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, columns(version), restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows(found, version=version))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
+    """Writes the file, whole or not at all.
+
+    Raises:
+        MissingPriceError: a lease has no price.
+        StoreError: the file cannot be written.
+    """
+    with whole_file(path) as stream:
+        writer = csv.DictWriter(stream, columns(version), restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows(found, version=version))
+    return Path(path)
 
 
 def _gather(lines: Iterable[Line]) -> list[_Charge]:

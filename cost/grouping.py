@@ -72,8 +72,7 @@ def grouped_report(
         changes = changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
         notes += tuple(change.text for change in changes)
     simulated = [state for state in found.leases if state.lease.simulated]
-    if scope.sweep_id is None and simulated:
-        notes += ("Simulated sweeps are left out; see one with: python -m cost report --sweep NAME",)
+    notes += left_out(scope, found)
     # Simulated time runs ahead of the world's: its report is of its own end, not of an earlier moment.
     ends = [state.to_ns or 0 for state in simulated] if scope.sweep_id else []
     at_ns = max([now_ns, *ends]) if scope.as_of_ns is None else now_ns
@@ -101,6 +100,13 @@ def scoped_lines(
     )
     lines = [line for line in _with_policy(found.lines, scope.idle) if _in_scope(line, scope)]
     return replace(found, lines=tuple(charged_back(lines, sweeps_chargeback(ledger, scope.as_of_ns))))
+
+
+def left_out(scope: Scope, found: Lines) -> tuple[str, ...]:
+    """A sentence where what was simulated is not in a report of everything."""
+    if scope.sweep_id is None and any(state.lease.simulated for state in found.leases):
+        return ("Simulated sweeps are left out; see one with: python -m cost report --sweep NAME",)
+    return ()
 
 
 def in_currency(found: Lines, currency: str, book: PriceBook) -> tuple[Lines, tuple[str, ...]]:

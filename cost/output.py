@@ -10,11 +10,12 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cost.allocation import CATEGORIES
 from cost.money import pico_of, pico_text, plain, rounded
@@ -58,25 +59,33 @@ def write_csv(report: Report, path: str | Path, *, places: int = CSV_PLACES) -> 
 
 
 def write_text(text: str, path: str | Path) -> Path:
-    """A whole file or none: written under another name, flushed, then renamed.
+    """A whole file or none. Raises StoreError where it cannot be written."""
+    with whole_file(path) as file:
+        file.write(text)
+    return Path(path)
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[TextIO]:
+    """A file to write to that is there as a whole afterwards, or not at all: it has another name until it is flushed.
 
     Raises:
-        StoreError: the file cannot be written.
+        StoreError: it cannot be written.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
     except OSError as error:
         raise StoreError(f"{target} cannot be written: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
-    return target
+        with suppress(OSError):
+            partial.unlink()
 
 
 def csv_text(report: Report, *, places: int = CSV_PLACES) -> str:

@@ -30,19 +30,19 @@ def match(bill: Bill, known: Iterable[Commitment]) -> tuple[Bought, list[BillLin
     found: dict[str, list[BillLine]] = defaultdict(list)
     rest = []
     for line in bill.lines:
-        names = {
-            line.commitment,
-            line.resource,
-            *(text.rsplit("/", 1)[-1] for text in (line.commitment, line.resource)),
-        }
-        # Our own files name a purchase's resource so.
-        names |= {name.removeprefix("commitment:") for name in names}
-        mine = sorted(names & by_name.keys())
-        if line.kind == PURCHASE and mine:
-            found[mine[0]].append(line)
-        else:
-            rest.append(replace(line, kind="fee") if line.kind == PURCHASE else line)
+        mine = sorted(_names(line.commitment, line.resource) & by_name.keys())
+        if line.kind == PURCHASE:
+            found[mine[0]].append(line) if mine else rest.append(replace(line, kind="fee"))
+        elif line.pico or not _names(line.resource) & by_name.keys():
+            rest.append(line)
+        # Else it says what of a commitment went unused, which costs nothing beside its purchase.
     return [(by_name[name], lines) for name, lines in found.items()], rest
+
+
+def _names(*ids: str) -> set[str]:
+    """What a commitment can be called on a bill: its name, or an id that ends in it. Our own files say what it is."""
+    tails = {tail for text in ids for tail in (text, text.rsplit("/", 1)[-1])}
+    return {tail.removeprefix("commitment:") for tail in tails} - {""}
 
 
 def compare(bill: Bill, bought: Bought, rates: Sequence[Rate], notes: list[Conversion]) -> list[Comparison]:

@@ -43,7 +43,7 @@ def report_table(report: Report) -> str:
     if report.unpriced:
         lines.append("UNPRICED parts are not in the total. Add their prices: python -m cost prices add")
     if report.open_leases:
-        lines.append(f"Still held, and going on to cost: {', '.join(report.open_leases)}")
+        lines.append(f"Still held: {', '.join(report.open_leases)}")
     lines += report.notes
     return "\n".join(lines)
 

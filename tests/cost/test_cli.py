@@ -439,3 +439,21 @@ def test_the_help_of_a_limit_says_what_it_does_to_sweeps():
     said = " ".join(run("budget", "--help").split())
     assert "a trial that does not fit is not started" in said
     assert "budget.sweep_limit" in said
+
+
+def test_a_file_without_what_was_simulated_says_so_beside_it(tmp_path, clock, make_lease):
+    root = tmp_path / "runs"
+    with Ledger.open(root / "ledger.db", clock) as ledger:
+        ledger.open_lease(make_lease(tags={"simulated": "true"}, sku="lambda-h100x8", provider="lambda"))
+        ledger.attach("L1", "s1")
+        clock.advance_seconds(60)
+    for more in (["--format", "focus"], ["--format", "csv", "--by", "day"]):
+        for out in ([], ["--out", str(tmp_path / "new" / "file.csv")]):
+            said = CliRunner().invoke(app, ["report", *more, *out, "--root", str(root)], catch_exceptions=False)
+            assert said.exit_code == 0
+            assert "Simulated sweeps are left out" in said.stderr
+            assert "Simulated" not in said.stdout
+    said = CliRunner().invoke(
+        app, ["report", "--format", "focus", "--out", str(root / "ledger.db" / "x.csv"), "--root", str(root)]
+    )
+    assert (said.exit_code, "cannot be written" in said.output) == (2, True)

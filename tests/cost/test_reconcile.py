@@ -400,9 +400,20 @@ def test_what_a_commitment_pays_for_and_what_was_simulated_is_not_missed_on_the_
         f",cb-7,{NOVEMBER},900,USD,Purchase",
         f"i-1,,{HELD},128,USD,Usage",
         "i-2,cb-7,2026-11-01T14:00:00Z,2026-11-01T15:00:00Z,0,USD,Usage",
+        "commitment:cb-7,cb-7,2026-11-01T00:00:00Z,2026-11-01T14:00:00Z,0,USD,Usage",
         header=FOCUS,
     )
-    assert done.agrees
+    assert done.agrees, "nor is what it leaves unused a machine that is missing"
+
+
+def test_our_own_finance_file_agrees_with_the_books_that_it_came_from(books, bought):
+    books.hold("L2", "i-2", tags={"commitment": "cb-7"})
+    books.clock.advance_seconds(HOUR)
+    books.ledger.close_lease("L2", "done")
+    now = books.clock.utc
+    found = attribute(books.ledger, BOOK, now, cuts=focus.month_cuts(bought.from_ns, now), rules=RULES)
+    bill = read_bill(focus.write(found, books.folder / "focus.csv"), MAPS)
+    assert reconcile(books.ledger, BOOK, bill, now, rates=RATES, rules=RULES).agrees
 
 
 # On the command line ----------------------------------------------------------------------------------------------
