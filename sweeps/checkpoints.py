@@ -89,15 +89,22 @@ class Place:
         return "/".join((self.bucket.url, *self.parts(*more)))
 
 
-def stored(client: Any, place: Place) -> dict[str, set[CheckpointId]]:
-    """Every checkpoint of the sweep that has a manifest, by trial."""
-    found: dict[str, set[CheckpointId]] = {}
+Found = dict[str, set[CheckpointId]]
+"""Checkpoints by trial."""
+
+
+def stored(client: Any, place: Place) -> tuple[Found, Found]:
+    """Every checkpoint of the sweep that has a manifest, and every one that has none: somebody was ended on the way."""
+    whole: Found = {}
+    begun: Found = {}
     for key in sizes_below(client, place.bucket, *place.parts(CHECKPOINTS)):
         trial_id, _, rest = key.partition("/")
         name, _, file = rest.partition("/")
-        if file == MANIFEST and (ident := CheckpointId.of(name)):
-            found.setdefault(trial_id, set()).add(ident)
-    return found
+        if ident := CheckpointId.of(name):
+            begun.setdefault(trial_id, set()).add(ident)
+            if file == MANIFEST:
+                whole.setdefault(trial_id, set()).add(ident)
+    return whole, {trial_id: idents - whole.get(trial_id, set()) for trial_id, idents in begun.items()}
 
 
 @contextmanager

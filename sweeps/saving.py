@@ -73,6 +73,8 @@ class Delivery:
         self._trials: dict[str, _Trial] = {}
         self._cursor = 0
         self._stored = None if stored is None else dict(stored)
+        self._half: dict[str, set[CheckpointId]] = {}
+        """What somebody was ended while sending, as it was at the first look."""
 
     @property
     def stored(self) -> dict[str, set[CheckpointId]]:
@@ -86,7 +88,7 @@ class Delivery:
             Exception: whatever boto3 raises, or BucketError; what had arrived stays, the rest comes the next time.
         """
         if self._stored is None:
-            self._stored = checkpoints.stored(self._client, self._place)
+            self._stored, self._half = checkpoints.stored(self._client, self._place)
         while self._read(ledger):
             for trial_id, trial in self._trials.items():
                 if trial.news:
@@ -111,7 +113,7 @@ class Delivery:
     def left(self, ledger: Ledger, *, look: bool = False) -> list[str]:
         """What is on this machine and should lie in the bucket, but is not known to. `look`: ask the bucket."""
         if look:
-            self._stored = checkpoints.stored(self._client, self._place)
+            self._stored, self._half = checkpoints.stored(self._client, self._place)
         self._read(ledger)
         found = []
         for trial_id, trial in self._trials.items():
@@ -177,6 +179,9 @@ class Delivery:
         for ident in there - self._keep.keep(there, trial.accuracy):
             checkpoints.delete(self._client, self._place, trial_id, ident)
             there.discard(ident)
+        for ident in self._half.pop(trial_id, set()) - there:
+            if there and ident < max(there):
+                checkpoints.delete(self._client, self._place, trial_id, ident)
 
     def _artifact_key(self, name: str) -> str:
         return self._place.bucket.key(*self._place.parts("artifacts", name))

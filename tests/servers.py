@@ -40,7 +40,7 @@ class FaultyS3:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.fault: Callable[[str, str], Fault | None] = lambda method, path: None
-        self.before: Callable[[str, str], None] = lambda method, path: None
+        self.before: Callable[[str, str], object] = lambda method, path: None
         """Called with each request, before it goes on."""
         self.seen: Counter[str] = Counter()
         """Requests by method, and faults by name."""

@@ -130,6 +130,7 @@ class _Attempt:
         """Keep the newest checkpoints only."""
         whole = sorted(p.parent for p in self._folder.glob(f"step-*/{MARKER}"))
         for old in whole[: max(0, len(whole) - self._spec.trainer.keep_checkpoints)]:
+            (old / MARKER).unlink()  # first: what is half removed must not look whole
             shutil.rmtree(old)
 
     def _started(self) -> Started:

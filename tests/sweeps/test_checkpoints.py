@@ -56,7 +56,7 @@ def test_a_checkpoint_comes_back_as_it_was(opened, place, tmp_path, size):
     (ident, back), said = fetched(opened, place, tmp_path / "other")
     assert (ident, back.name, said) == (at(1, 12, 10), "step-000010-01", [])
     assert files_of(back) == files_of(folder)
-    assert checkpoints.stored(opened, place) == {"t1": {at(1, 12, 10)}}
+    assert checkpoints.stored(opened, place) == ({"t1": {at(1, 12, 10)}}, {"t1": set()})
 
 
 def test_the_manifest_is_the_last_to_come_and_the_first_to_go(faulty, bucket, client, keys, tmp_path):
@@ -79,7 +79,7 @@ def test_without_a_manifest_there_is_no_checkpoint(opened, client, place, tmp_pa
     checkpoints.save(opened, place, "t1", at(1, 24, 20), a_checkpoint(tmp_path, "step-000020-01"))
     newest = place.parts("checkpoints", "t1", at(1, 24, 20).name, "manifest.json")
     client.delete_object(Bucket=place.bucket.name, Key=place.bucket.key(*newest))
-    assert checkpoints.stored(opened, place) == {"t1": {at(1, 12, 10)}}
+    assert checkpoints.stored(opened, place) == ({"t1": {at(1, 12, 10)}}, {"t1": {at(1, 24, 20)}})
     (ident, _), said = fetched(opened, place, tmp_path / "other")
     assert ident == at(1, 12, 10)
     assert "has no manifest.json" in said[0]

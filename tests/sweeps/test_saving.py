@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def the_sweep(database: str | Path) -> tuple[str, SweepRecord]:
 
 def in_bucket(bucket: Bucket, sweep_id: str) -> dict[str, set[CheckpointId]]:
     with connected(bucket) as client:
-        return stored(client, Place(bucket, sweep_id))
+        return stored(client, Place(bucket, sweep_id))[0]
 
 
 def steps_in_bucket(bucket: Bucket, sweep_id: str) -> list[int]:
@@ -128,6 +129,34 @@ def test_a_bucket_that_comes_back_at_the_end_is_waited_for(tmp_path, bucket, fau
     sweep_id, _ = the_sweep(tmp_path / "ledger.db")
     assert faulty.seen["503"] == 3
     assert left_of(cfg, sweep_id) == []
+
+
+def test_a_bucket_that_hangs_holds_nobody_up(tmp_path, bucket, faulty, capsys):
+    goes_on = threading.Event()
+    faulty.before = lambda method, path: goes_on.wait(60) if "/sweeps/" in path and method == "PUT" else None
+    cfg = config(tmp_path, bucket, "storage.wait_seconds=0", endpoint=faulty.url)
+    try:
+        run(cfg)
+        assert "Not off this machine yet" in capsys.readouterr().out
+    finally:
+        goes_on.set()
+
+
+def test_what_a_killed_driver_had_sent_in_part_is_sent_again_or_removed(tmp_path, bucket, client):
+    cfg = config(tmp_path, bucket, "storage.keep_first=false", "storage.keep_best=false")
+    run(cfg)
+    sweep_id, record = the_sweep(tmp_path / "ledger.db")
+    (trial,) = record.trials
+    newest = max(in_bucket(bucket, sweep_id)[trial])
+    below = bucket.key("sweeps", sweep_id, "checkpoints", trial)
+    client.delete_object(Bucket=bucket.name, Key=f"{below}/{newest.name}/manifest.json")
+    client.put_object(Bucket=bucket.name, Key=f"{below}/{CheckpointId(1, 2, 3).name}/state.json", Body=b"{")
+    assert left_of(cfg, sweep_id) != []
+    with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+        assert saving.push(cfg.storage, ledger, sweep_id, tmp_path / sweep_id, print) == []
+    assert newest in in_bucket(bucket, sweep_id)[trial]
+    keys = [o["Key"] for o in client.list_objects_v2(Bucket=bucket.name, Prefix=below)["Contents"]]
+    assert not [key for key in keys if CheckpointId(1, 2, 3).name in key]
 
 
 def test_without_a_bucket_everything_is_on_this_machine(tmp_path, bucket):
