@@ -6,7 +6,7 @@ from sweeps.config_overrides import COMMAND, groups, options, stage_commands
 
 TYPED_MOST = {
     "dry_run=true": "print the plan and its cost; run and write nothing",
-    "resume=auto|never|SWEEP": "go on with an unfinished sweep of the same plan, or not, or with that one",
+    "resume=auto|never|failed|SWEEP": "go on with an unfinished sweep; docs/commands/sweep.md",
     "paths.root=DIR": "where everything is written (default runs)",
     "model.path=PATH_OR_HUB_ID": "with model=hf: a folder, or for example Qwen/Qwen3-0.6B",
     "task.path=PATH": "with task=gsm8k: a .parquet or .jsonl file, or a folder with train and test",
@@ -16,15 +16,19 @@ TYPED_MOST = {
     "search.group_size=[8]": "trials over G, the completions of a prompt",
     "search.lr_scaling=[hold,linear]": "trials over hold, sqrt, linear, clip_frac",
     "search.seeds=[0,1]": "every trial once per seed",
-    "search.trials=N": "repeat the grid over further seeds until there are N",
+    "search.trials=N": "how many; a grid is repeated over further seeds until there are N",
     "stage.steps=N": "length of a trial",
     "'budget.sweep_limit=12.10 USD'": "the most that this sweep may cost",
-    "'gate.force=\"why, in words\"'": "go on past a closed gate, and say why",
+    "'gate.force=\"why, in words\"'": "take this stage's closed gate for open, and say why",
+    "'gate.start_anyway=\"why\"'": "start without the open gate of the stage below, and say why",
+    "gate.acknowledge=read-XXXXXX": "start on more cards: what changes was printed, and read",
 }
 
 EXAMPLES = (
     "+stage=smoke model=tiny dry_run=true",
     "+stage=smoke trainer=simulated",
+    "+stage=smoke machine=rtx4090 model=hf model.path=Qwen/Qwen3-0.6B task=gsm8k",
+    "+stage=smoke search=random search.trials=8 'search.space.algorithm.lr={low:1e-6,high:1e-4,log:true}'",
     "+stage=single machine=rtx4090 model=hf model.path=Qwen/Qwen3-0.6B task=gsm8k",
     "+stage=multi machine=p5 machine.purchase=spot 'budget.sweep_limit=200 USD' dry_run=true",
 )
