@@ -90,7 +90,7 @@ class SweepLimits:
     def refresh(self) -> None:
         """Take in the limits that the ledger keeps now."""
         kept = limits(self._ledger)
-        found = [Limit(scope, kept[scope], KEPT) for scope in self._scopes if scope in kept]
+        found = [Limit(scope, kept[scope], f"{KEPT} {scope}") for scope in self._scopes if scope in kept]
         self.not_held = [why for limit in found if (why := self._cannot_be_held(limit))]
         self._limits = [*self._configured, *(limit for limit in found if not self._cannot_be_held(limit))]
         scopes = {limit.scope for limit in self._limits} or ({f"sweep:{self._sweep_id}"} if self.of_trial else set())
@@ -185,7 +185,7 @@ class SweepLimits:
 
     def _cannot_be_held(self, limit: Limit) -> str | None:
         try:
-            self.into_own(limit.amount, f"{limit.source} {limit.scope}")
+            self.into_own(limit.amount, limit.source)
         except ConfigError as error:
             return str(error)
         return None

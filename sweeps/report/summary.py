@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -165,11 +166,13 @@ def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
     """Why a sweep stopped at a limit, or was not started, and how it goes on."""
     console.print(Text(f"Budget:   {why}", style="yellow"), soft_wrap=True)
     keys = [key for key in ("trial_limit", "sweep_limit", "stage_limit", "month_limit") if f"budget.{key}" in why]
-    kept = [t for t in typed if not t.startswith(tuple(f"budget.{key}=" for key in keys))]
+    dropped = ("resume=never", *(f"budget.{key}=" for key in keys))
+    kept = [t for t in typed if not t.startswith(dropped)]
     higher = [f"'budget.{key}=AMOUNT CURRENCY'" for key in keys]
-    command = " ".join(["python sweep.py", *map(shlex.quote, kept), *higher])
-    raised = "" if keys else "raise it with python -m cost budget --set 'SCOPE=AMOUNT CURRENCY', then  "
-    console.print(Text(f"Go on:    {raised}{command}"), soft_wrap=True)
+    scopes = dict.fromkeys(re.findall(r"\(cost budget --set (\S+)\)", why))
+    raised = [f"python -m cost budget --set '{scope}=AMOUNT CURRENCY', then" for scope in scopes]
+    command = " ".join([*raised, "python sweep.py", *map(shlex.quote, kept), *higher])
+    console.print(Text(f"Go on:    {command}"), soft_wrap=True)
 
 
 _OF_ONE_STAGE = ("+stage=", "stage.", "search.", "search=", "resume=", "dry_run=", "gate.", "trainer.simulated.")

@@ -173,7 +173,7 @@ def test_a_limit_that_is_kept_in_the_ledger_holds_beside_the_configured_one_and_
     sweep.purse.watch()
     assert sweep.run().states == ["COMPLETED"] + ["PLANNED"] * 3
     assert sweep.host.stopped is not None
-    assert "(cost budget --set)" in sweep.host.stopped.reason
+    assert f"(cost budget --set {scope})" in sweep.host.stopped.reason
 
 
 def test_a_limit_in_another_currency_is_held_at_the_rate_of_the_day_which_is_said(tmp_path, book):
