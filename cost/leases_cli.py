@@ -36,22 +36,28 @@ def list_leases(
     from cost.money import rounded
     from cost.output import UNPRICED, utc_text
     from cost.prices import PriceBook
+    from cost.releases import UNCONFIRMED, unconfirmed
 
     with opened(root, db) as ledger:
         found = machines(ledger, PriceBook.load(pricing), ledger.now_ns(), only_open=only_open)
+        going = unconfirmed(ledger)
     if as_json:
-        print_json({"leases": [_body(held) for held in found]})
+        releases = {lease_id: f"{UNCONFIRMED}: {text}" for lease_id, text in going.items()}
+        print_json({"leases": [_body(held) | {"release": releases.get(held.state.lease.lease_id)} for held in found]})
         return
     columns = ("lease", "machine", "sku", "from (UTC)", "until", "sweeps", "cost")
     rows = []
     for held in found:
         state, lease = held.state, held.state.lease
-        until = _held_as(held) if state.to_ns is None else utc_text(state.to_ns)[:16]
+        held_word = UNCONFIRMED if lease.lease_id in going else _held_as(held)
+        until = held_word if state.to_ns is None else utc_text(state.to_ns)[:16]
         cost = UNPRICED if held.cost is None else f"{rounded(held.cost.pico, 4)} {held.cost.currency}"
         sweeps = str(len(state.sweeps))
         rows.append((lease.lease_id, lease.machine, lease.sku, utc_text(state.from_ns)[:16], until, sweeps, cost))
     print(table_text(columns, rows, right=("cost", "sweeps")))
     for held in found:
+        if text := going.get(held.state.lease.lease_id):
+            typer.echo(f"{UNCONFIRMED}: lease {held.state.lease.lease_id} goes on: {text}")
         if held.alert:
             typer.echo(held.alert)
 

@@ -27,11 +27,18 @@ def note_kept(ledger: Ledger, lease_id: str, why: str) -> None:
     _note(ledger, "kept", lease_id, why)
 
 
+def note_in_use(ledger: Ledger, lease_id: str) -> None:
+    """A sweep works on the machine: whatever was said of its going is over."""
+    if lease_id in unconfirmed(ledger):
+        _note(ledger, "in_use", lease_id, "")
+
+
 def unconfirmed(ledger: Ledger) -> dict[str, str]:
     """What is known of each open lease whose machine was to go, by lease."""
     known: dict[str, str] = {}
     for event in ledger.events(STREAM):
         known[event.body["lease_id"]] = event.body["text"]
+    known = {lease_id: text for lease_id, text in known.items() if text}
     still_open = {state.lease.lease_id for state in ledger.leases(only_open=True)} if known else set()
     return {lease_id: text for lease_id, text in known.items() if lease_id in still_open}
 

@@ -36,13 +36,15 @@ Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 @app.command()
 def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> None:
     """Every sweep, newest last: its trials by state, and its gate."""
+    from cost.releases import UNCONFIRMED, unconfirmed
     from sweeps.journal import decisions, load, replay, sweep_ids
 
     with _open(root, db) as ledger:
         if as_json:
             found = [_status_row(load(ledger, i), details=True) for i in sweep_ids(ledger)]
-            print(json.dumps({"sweeps": found}, indent=2))
+            print(json.dumps({"sweeps": found, UNCONFIRMED: unconfirmed(ledger)}, indent=2))
             return
+        going = unconfirmed(ledger)
         # The table tells of decisions only: what trainers said need not be read.
         rows = [_status_row(replay(i, decisions(ledger, i))) for i in sweep_ids(ledger)]
     from rich.table import Table
@@ -55,7 +57,10 @@ def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> N
     for row in rows:
         trials = ", ".join(f"{n} {state.lower()}" for state, n in row["trials"].items())
         table.add_row(row["sweep"], row["stage"], row["machine"], trials, row["state"], row["gate"] or "-")
-    make_console().print(table)
+    console = make_console()
+    console.print(table)
+    for lease_id, text in going.items():
+        console.print(f"{UNCONFIRMED}: lease {lease_id} goes on: {text}", soft_wrap=True, markup=False)
 
 
 @app.command()

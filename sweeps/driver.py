@@ -195,7 +195,9 @@ def _run_sweep(
                 how = "interrupted"
                 host.stop("interrupted")
         if how == "interrupted":
-            console.print("Stopping: ending the trials' processes and closing the books ...")
+            reason = host.stopped.reason.removeprefix("interrupted").lstrip(": ") if host and host.stopped else ""
+            because = f" ({reason})" if reason else ""
+            console.print(f"Stopping{because}: ending the trials' processes and closing the books ...", markup=False)
     finally:
         with _uninterrupted():
             preemption.close()

@@ -18,6 +18,7 @@ from cost.money import Money
 from cost.power import measured_watts
 from cost.prices import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
 from cost.records import FORECASTS, Lease, LedgerError
+from cost.releases import note_in_use
 from sweeps.config import CONF_DIR, ConfigError
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime
@@ -143,6 +144,7 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
             lease_id = lease.lease_id
         else:
             lease_id = state.lease.lease_id
+            note_in_use(ledger, lease_id)
         try:
             ledger.attach(lease_id, sweep_id)
         except LedgerError as error:
