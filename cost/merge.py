@@ -21,14 +21,16 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Table, func, select, tuple_
 
-from cost import chargeback, commitments, machine_states, metered, power, schema, status
+from cost import chargeback, commitments, machine_states, metered, power, releases, schema, status
 from cost.backup import check_whole, copy_sqlite
 from cost.ledger import Ledger
 from cost.periods import period_name
 from cost.records import IntegrityError, NoLedgerError, nothing_yet
 from cost.store import sqlite_path
 
-KEYED_STREAMS = frozenset(module.STREAM for module in (chargeback, commitments, machine_states, metered, power, status))
+KEYED_STREAMS = frozenset(
+    module.STREAM for module in (chargeback, commitments, machine_states, metered, power, releases, status)
+)
 """Journals that both sides may go on writing: what an entry says does not depend on those before it."""
 
 PAGE = 500
