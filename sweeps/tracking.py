@@ -62,6 +62,9 @@ class Tracker:
         self.experiment_id: str | None = None
 
     def start(self) -> None:
+        # Before the thread imports MLflow, which does: the driver's statements must not meet half of this module.
+        import sqlalchemy.orm  # noqa: F401
+
         self._thread.start()
 
     def close(self, timeout_seconds: float) -> bool:
