@@ -14,10 +14,10 @@ from cost.clock import FakeClock
 from cost.ledger import Ledger
 from rl.trainers.simulated_curves import State, accuracy, learnt_in_a_step
 from sweeps.config import compose
-from sweeps.driver import _close_lost_attempts
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.host import SweepHost
 from sweeps.journal import AttemptRecord, Journal, SweepRecord, TrialRecord, TrialState, load, sweep_events
+from sweeps.opening import end_lost_attempts
 from sweeps.plan import PlannedTrial, trial_spec
 from sweeps.search.proposals import next_point, objective, points_of, study
 from sweeps.search.space import axes
@@ -156,7 +156,7 @@ def resumed(sweep: Sweep, folder: Path) -> Sweep:
         if usage.to_ns is None:
             ledger.end_usage(usage.key, "PREEMPTED")
     journal = Journal(ledger, SWEEP)
-    _close_lost_attempts(journal)
+    end_lost_attempts(journal)
     settings = {"cards": cfg.machine.cards, "view": Silent(), "sweep_dir": folder}
     host = SweepHost(cfg, ledger=ledger, journal=journal, lease_id="lease-1", **settings)
     return Sweep(cfg, clock, ledger, journal, host, InProcessExecutor(clock))
@@ -209,3 +209,11 @@ def test_another_sampler_seed_gives_other_points(tmp_path):
     one = a_sweep(tmp_path / "0", "search=optuna", "search.trials=3", *SMALL)
     other = a_sweep(tmp_path / "1", "search=optuna", "search.trials=3", "search.sampler_seed=1", *SMALL)
     assert next_point(one.cfg, one.journal.record) != next_point(other.cfg, other.journal.record)
+
+
+def test_the_cost_report_names_what_was_varied(tmp_path):
+    only = ("search.space.rollout.temperature=[0.8]", "search.prompts_per_step=[8]", "search.lr_scaling=[hold]")
+    sweep = a_sweep(tmp_path, *only, "stage.steps=2").run()
+    (usage,) = sweep.ledger.usages()
+    assert usage.labels["varied"] == "temperature=0.8"
+    assert usage.labels["seed"] == "0"

@@ -59,6 +59,26 @@ def test_delivering_again_from_the_start_changes_nothing(finished):
     assert len(runs_of(folder, delivery.experiment_id)[1]) == len(children)
 
 
+def test_what_a_search_proposes_is_shown_with_its_values_whichever_delivery_first_hears_of_it(finished, tmp_path):
+    from mlflow import MlflowClient
+
+    varied = ("search.space.rollout.temperature=[0.8]", "search.space.algorithm.lr={low:1e-6,high:1e-4,log:true}")
+    sweep = a_sweep(tmp_path, "search=optuna", "search.trials=2", *varied, "stage.steps=2")
+    where = (default_uri(finished[0]), "search", finished[0] / "artifacts", "smoke-test-1")
+    Delivery(*where).deliver(sweep.ledger)  # the plan alone: there is no trial yet
+    sweep.run()
+    delivery = Delivery(*where)
+    delivery.deliver(sweep.ledger)
+    runs = MlflowClient(where[0]).search_runs([delivery.experiment_id])
+    children = {r.data.tags["trial_id"]: r for r in runs if "mlflow.parentRunId" in r.data.tags}
+    assert children.keys() == sweep.journal.record.trials.keys()
+    for trial_id, run in children.items():
+        planned = sweep.journal.record.trials[trial_id].planned
+        assert run.data.params["rollout.temperature"] == "0.8"
+        assert float(run.data.params["algorithm.lr"]) == planned.point["algorithm.lr"]
+        assert "temperature=0.8" in (run.info.run_name or "")
+
+
 def test_no_mlruns_folder_appears(finished, monkeypatch, tmp_path):
     folder, sweep = finished
     monkeypatch.chdir(tmp_path)
