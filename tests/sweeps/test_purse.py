@@ -269,3 +269,53 @@ def test_what_a_provider_has_charged_ahead_is_there_for_trials_to_use(tmp_path):
     sweep = a_paid_sweep(tmp_path, *FOUR, "budget.sweep_limit=37 USD", book=by_the_hour, time=time).run()
     assert sweep.states == ["COMPLETED"] * 4
     assert spent(sweep) == 3600
+
+
+def test_two_sweeps_that_share_a_stages_budget_do_not_both_take_the_last_of_it(tmp_path, book, any_database):
+    """Both choose a trial while there is room for one; who starts first has it, and the other's stops unharmed."""
+    limits = (*FOUR, f"budget.trial_bound={cents(100)}", f"budget.stage_limit={cents(150)}")
+    a = a_paid_sweep(tmp_path / "a", *limits, book=book, place=any_database, sweep_id="smoke-a-1")
+    b = a_paid_sweep(tmp_path / "b", *limits, book=book, place=any_database, sweep_id="smoke-b-1", clock=a.clock)
+    of_a, of_b = a.host.next_attempt(), b.host.next_attempt()
+    assert of_a is not None
+    assert of_b is not None
+    a.host.on_granted(of_a)
+    b.host.on_granted(of_b)
+    assert [(r.sweep_id, r.amount) for r in b.ledger.reservations()] == [("smoke-a-1", _usd(100))]
+    told = b.purse.verdict(of_b.trial_id)
+    assert told is not None
+    assert "another sweep was quicker: stage smoke" in told.reason
+    b.host.on_ended(of_b, told.reason, "")
+    b.host.on_released(of_b, True)
+    assert b.host.next_attempt() is None
+    assert b.host.stopped is not None
+    assert "1.00 USD reserved for trials that run" in b.host.stopped.reason
+    for sweep in (a, b):
+        sweep.ledger.close()
+
+
+def test_a_sweep_that_goes_on_counts_what_its_machine_cost_while_no_driver_was_there_and_no_other_time(tmp_path, book):
+    first = a_paid_sweep(
+        tmp_path, *FOUR, f"budget.sweep_limit={cents(200)}", f"budget.trial_bound={cents(90)}", book=book
+    )
+    attempt = first.host.next_attempt()
+    assert attempt is not None
+    first.host.on_granted(attempt)
+    first.clock.advance_seconds(30)
+    first.host.on_tick()
+    lease_id = first.ledger.leases()[0].lease.lease_id
+    for usage in first.ledger.usages(only_open=True):  # killed here; another driver closes its books a minute later
+        first.ledger.end_usage(usage.key, "LOST", at_ns=usage.last_heartbeat_ns, end_estimated=True)
+    first.clock.advance_seconds(60)
+    first.ledger.close_lease(lease_id, "killed")
+    first.clock.advance_seconds(3600)
+    again = a_paid_sweep(
+        tmp_path,
+        *FOUR,
+        f"budget.sweep_limit={cents(175)}",
+        f"budget.trial_bound={cents(90)}",
+        book=book,
+        clock=first.clock,
+    )
+    assert "no trial is started" in (again.purse.refusal(True) or "")
+    assert "0.90 USD spent" in (again.purse.refusal(True) or "")
