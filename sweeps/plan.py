@@ -9,9 +9,10 @@ points that resolve to the same configuration are one trial, and the same questi
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,17 +131,24 @@ def resolve(cfg: SweepConfig, point: Point, seed: int) -> PlannedTrial:
 
 
 def _grid_trials(cfg: SweepConfig) -> tuple[tuple[PlannedTrial, ...], int]:
-    """The trials of the grid, and how many points it had."""
+    """The trials of the grid, and how many of its points they are; with `search.trials`, exactly so many trials."""
     found: dict[str, PlannedTrial] = {}
-    points = grid(axes(cfg))
-    seeds = _seeds(cfg, len(points))
-    for seed in seeds:
+    points, taken = grid(axes(cfg)), 0
+    wanted = cfg.search.trials
+    for seed in _seeds(cfg):
         for point in points:
             trial = resolve(cfg, point, seed)
-            before = found.setdefault(trial.trial_id, trial)
-            if trial.lr_scaling not in before.names:
+            before = found.get(trial.trial_id)
+            if before is None and len(found) == wanted:
+                continue
+            taken += 1
+            if before is None:
+                found[trial.trial_id] = trial
+            elif trial.lr_scaling not in before.names:
                 found[trial.trial_id] = replace(before, names=(*before.names, trial.lr_scaling))
-    return tuple(found.values()), len(points) * len(seeds)
+        if len(found) == wanted:
+            break
+    return tuple(found.values()), taken
 
 
 MISSES_IN_A_ROW = 2000
@@ -228,15 +236,11 @@ def _trial_id(cfg: SweepConfig, trial: PlannedTrial) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:10]
 
 
-def _seeds(cfg: SweepConfig, points: int) -> tuple[int, ...]:
-    """The configured seeds; with `search.trials`, as many further ones as it takes for the grid to reach it."""
-    if cfg.search.trials is None:
-        return cfg.search.seeds
-    wanted = math.ceil(cfg.search.trials / points)
-    seeds = list(cfg.search.seeds[:wanted])
-    while len(seeds) < wanted:
-        seeds.append(max(seeds, default=-1) + 1)
-    return tuple(seeds)
+def _seeds(cfg: SweepConfig) -> Iterator[int]:
+    """The configured seeds; with `search.trials`, as many further ones as anybody asks for."""
+    yield from cfg.search.seeds
+    if cfg.search.trials is not None:
+        yield from itertools.count(max(cfg.search.seeds, default=-1) + 1)
 
 
 def _warnings(cfg: SweepConfig) -> tuple[str, ...]:

@@ -69,10 +69,14 @@ def test_every_field_of_a_trial_is_either_in_its_id_or_left_out_on_purpose():
     assert spec.algorithm.lr == trial.lr
 
 
-def test_search_trials_repeats_the_grid_over_further_seeds():
-    plan = make_plan(compose(["+stage=smoke", "trainer=simulated", "search.trials=12"]))
-    assert plan.points == 12
-    assert {t.seed for t in plan.trials} == {0, 1, 2}
+def test_search_trials_repeats_the_grid_over_further_seeds_until_there_are_so_many():
+    once = make_plan(compose(["+stage=smoke", "trainer=simulated"])).trials
+    plan = make_plan(compose(["+stage=smoke", "trainer=simulated", "search.trials=11"]))
+    assert len(once) == 3
+    assert len(plan.trials) == 11
+    assert [t.seed for t in plan.trials] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 2
+    assert [t.trial_id for t in plan.trials][:3] == [t.trial_id for t in once]
+    assert plan.points == 4 * 3 + 3
 
 
 def test_large_groups_over_few_prompts_get_a_warning_with_the_reason():
