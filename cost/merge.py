@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Connection, Table, func, select, tuple_
 
@@ -89,15 +89,11 @@ class _DryRun(Exception):
     """Undoes what was tried."""
 
 
-Running = Literal["refuse", "lost", "keep"]
-"""Attempts that still run by the other ledger: refuse the merge, close them at their last heartbeat (their machine is
-gone for good), or let them come in as running (for a copy to take along, whose original goes on)."""
-
-
-def merge(home: Ledger, source: str | Path, *, running: Running = "refuse", dry: bool = False) -> Merged:
+def merge(home: Ledger, source: str | Path, *, lost: bool = False, dry: bool = False) -> Merged:
     """Bring what another ledger (a file, or a server's URL) has into this one, all or nothing.
 
-    `dry`: tell what would come in, and change nothing.
+    `lost`: the other machine is gone for good, so what it had not ended is closed at its last heartbeat. `dry`: tell
+    what would come in, and change nothing.
 
     Raises:
         IntegrityError: a fact is here with another content, a journal grew on both sides, something falls into a month
@@ -110,7 +106,7 @@ def merge(home: Ledger, source: str | Path, *, running: Running = "refuse", dry:
         other = stack.enter_context(Ledger.open(_snapshot(source, Path(folder))))
         stack.enter_context(suppress(_DryRun))
         reader, writer = stack.enter_context(other.read()), stack.enter_context(home.unsigned())
-        found.append(_Merge(home, reader, writer).run(running))
+        found.append(_Merge(home, reader, writer).run(lost))
         if dry:
             raise _DryRun
     return found[0]
@@ -141,7 +137,7 @@ class _Merge:
         query = select(schema.closed_period.c.period)
         self._frozen = set(writer.execute(query).scalars())
 
-    def run(self, running: Running) -> Merged:
+    def run(self, lost: bool) -> Merged:
         self._refuse_months_closed_there()
         for table in schema.metadata.sorted_tables:
             if table in _COUNTED:
@@ -150,7 +146,7 @@ class _Merge:
                 self._journals()
             elif table is not schema.closed_period:
                 self._table(table)
-        closed = self._open_there(running)
+        closed = self._open_there(lost)
         return Merged(dict(self._added), tuple(self._streams), self._estimates_dropped, closed)
 
     # Tables -----------------------------------------------------------------------------------------------------------
@@ -307,15 +303,13 @@ class _Merge:
                 "correction: python -m cost correct"
             )
 
-    def _open_there(self, running: Running) -> int:
+    def _open_there(self, lost: bool) -> int:
         """Attempts that came in without an end; how many were closed."""
-        if running == "keep":
-            return 0
         usage, end, beat = schema.usage, schema.usage_end, schema.usage_beat
         ended = select(end.c.usage_id)
         query = select(usage).where(usage.c.usage_id.not_in(ended))
         rows = [r for r in self._writer.execute(query).mappings() if r["usage_id"] in self._new_ids["usage_id"]]
-        if rows and running == "refuse":
+        if rows and not lost:
             some = ", ".join(f"{r['trial_id']}/{r['attempt']} of {r['sweep_id']}" for r in rows[:3])
             raise IntegrityError(
                 f"{len(rows)} attempts still run, by the other ledger ({some}): let that sweep end, or interrupt it, "

@@ -65,7 +65,7 @@ from sweeps.promotion import promotion
 from sweeps.purse import Purse
 from sweeps.report import terminal
 from sweeps.report.summary import print_budget, print_end, print_plan, print_promotion, print_stopped, write_costs
-from sweeps.saving import Uploader, bring_back, bucket_of_sweeps, unsaved_text
+from sweeps.saving import Uploader, bring_back, bucket_of_sweeps, check_bucket, unsaved_text
 from sweeps.tracking import Tracker, default_uri
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -96,6 +96,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         return EXIT_OK
     check_limits(cfg, pricing)
     check_can_run(cfg, root, console, holding.per_hour(pricing))
+    _check_bucket(cfg)
     if step_up.problem:
         return EXIT_GATE
     clock = SystemClock()
@@ -332,11 +333,18 @@ def _upload_seconds(cfg: SweepConfig, how: str) -> float:
     )
 
 
+def _check_bucket(cfg: SweepConfig) -> None:
+    try:
+        check_bucket(cfg.storage)
+    except BucketError as error:
+        raise ConfigError(f"storage.bucket={cfg.storage.bucket}: {error}; or storage=local keeps all here") from error
+
+
 def _bring_back(cfg: SweepConfig, journal: Journal, sweep_dir: Path, console: Console) -> None:
     """The checkpoints that trials go on from, where this machine has not written them itself."""
     try:
         bring_back(cfg.storage, journal, sweep_dir, tell=lambda text: console.print(Text(text), soft_wrap=True))
-    except BucketError as error:
+    except (BucketError, OSError) as error:
         raise ConfigError(
             f"{error}. {journal.record.sweep_id} goes on from checkpoints that lie there: try again once it answers, "
             "or start another sweep of the same plan with resume=never"

@@ -25,6 +25,7 @@ from cost.records import LedgerError
 from sweeps import checkpoints
 from sweeps.config import CONF_DIR
 from sweeps.journal import SweepRecord, load, sweep_ids
+from sweeps.opening import end_lost_attempts_of_all
 from sweeps.saving import ARTIFACTS
 
 LEDGER, MANIFEST, PRICES, SWEEPS, CHECKPOINTS, CACHE = (
@@ -62,10 +63,10 @@ def pack(
     """Write an archive of a root folder to a file, or to `s3://bucket/NAME.tar`. `cache`: None leaves it out.
 
     Raises:
-        PackError: there is no sweep, or the archive cannot be written.
+        PackError: there is no sweep, or one runs, or the archive cannot be written.
         BucketError: the bucket does not answer, or refuses.
     """
-    records = [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
+    records = _at_rest(ledger)
     if not records:
         raise PackError(f"there is no sweep in the ledger at {ledger.place} yet: there is nothing to take along")
     if out.startswith("s3://"):
@@ -82,6 +83,23 @@ def pack(
         found = _write(path, ledger, records, root, cache, with_checkpoints)
     size, count = found
     return Packed(out, size, tuple(r.sweep_id for r in records), count, tuple(_notes(records, root)))
+
+
+def _at_rest(ledger: Ledger) -> list[SweepRecord]:
+    """Every sweep, with nothing running: there, it would be taken for lost. What a dead driver left open is ended.
+
+    Raises:
+        PackError: something runs.
+    """
+    ledger.close_dead()
+    end_lost_attempts_of_all(ledger, [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)])
+    if running := [u for u in ledger.usages() if u.to_ns is None]:
+        some = ", ".join(f"{u.key.trial_id}/{u.key.attempt} of {u.sweep_id}" for u in running[:3])
+        raise PackError(
+            f"{len(running)} attempts run by this ledger ({some}), and the other machine would take them for lost: "
+            "pack when they have ended, or interrupt their sweep"
+        )
+    return [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
 
 
 def _write(

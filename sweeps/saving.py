@@ -200,6 +200,26 @@ class Delivery:
         return {}
 
 
+def check_bucket(storage: StorageConfig) -> None:
+    """The bucket, if there is one, is there and lets us in. One that does not answer now may do so later: no error.
+
+    Raises:
+        BucketError: it refuses, or there are no credentials.
+    """
+    from botocore.exceptions import ClientError, NoCredentialsError
+
+    if storage.bucket is None:
+        return
+    try:
+        with connected(bucket_of_sweeps(storage), 1) as client:
+            client.list_objects_v2(Bucket=storage.bucket, MaxKeys=1)
+    except BucketError as error:
+        cause = error.__cause__
+        status = cause.response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(cause, ClientError) else 0
+        if isinstance(cause, NoCredentialsError) or 400 <= status < 500:
+            raise
+
+
 class Uploader:
     """Delivers one sweep's checkpoints in a thread of its own until `close`. The bucket may be slow, or down."""
 

@@ -13,7 +13,7 @@ from cost.cli_common import DEFAULT_ROOT, Db, Root, opened, refusing
 
 if TYPE_CHECKING:
     from cost.ledger import Ledger
-    from cost.merge import Merged, Running
+    from cost.merge import Merged
 
 Endpoint = Annotated[str, typer.Option(help="URL of an S3 server other than AWS; default: boto3's own settings.")]
 Region = Annotated[str, typer.Option(help="Region of the bucket; default: boto3's own settings.")]
@@ -65,7 +65,7 @@ def push(
     if left:
         typer.echo(unsaved_text(sweep_id, left), err=True)
         raise typer.Exit(1)
-    typer.echo(f"{sweep_id}: everything is in {bucket_of_sweeps(storage).url}")
+    typer.echo(f"{sweep_id}: everything that is on this machine is in {bucket_of_sweeps(storage).url} too")
 
 
 def pack(
@@ -83,7 +83,7 @@ def pack(
     """One archive of what an empty machine needs: ledger, journals, recipes, checkpoints, caches, price book."""
     from sweeps.pack import pack as write
 
-    with opened(root, db) as ledger:
+    with opened(root, db, write=True) as ledger:
         folder = cache or root / "cache"
         packed = write(
             ledger,
@@ -147,17 +147,16 @@ def merge(
     from cost.merge import merge as merge_ledger
     from sweeps import unpack as unpacking
 
-    running: Running = "lost" if lost else "refuse"
     with opened(root, db, write=True) as ledger, ExitStack() as stack:
         if source.endswith(".tar"):
             given = stack.enter_context(unpacking.opened(source, root, endpoint_url=endpoint_url, region=region))
-            done = unpacking.merge_archive(ledger, given, root, running=running, dry=dry_run)
+            done = unpacking.merge_archive(ledger, given, root, lost=lost, dry=dry_run)
         else:
             other: str | Path = source
             if source.startswith("s3://"):
                 at = unpacking.snapshot(source, root, endpoint_url=endpoint_url, region=region)
                 other = stack.enter_context(at)
-            done = merge_ledger(ledger, other, running=running, dry=dry_run)
+            done = merge_ledger(ledger, other, lost=lost, dry=dry_run)
     _tell(done, dry_run, as_json)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from cost.archive import fetch
 from cost.bucket import bucket_of, connected, sha256_of
 from cost.ledger import Ledger
-from cost.merge import Merged, Running, merge
+from cost.merge import Merged, merge
 from cost.records import IntegrityError, LedgerError, NoLedgerError
 from sweeps import checkpoints
 from sweeps.config import CONF_DIR
@@ -101,15 +101,13 @@ def unpack(
     return Unpacked(source.sweeps, done + cached, tuple(left), prices, tuple(differing))
 
 
-def merge_archive(
-    home: Ledger, source: Opened, root: Path, *, running: Running = "refuse", dry: bool = False
-) -> Merged:
+def merge_archive(home: Ledger, source: Opened, root: Path, *, lost: bool = False, dry: bool = False) -> Merged:
     """Bring back what an archive's ledger has beyond this one, then the files of the sweeps that went on there.
 
     Raises:
         IntegrityError: as `cost.merge.merge`; nothing was changed.
     """
-    found = merge(home, source.ledger, running=running, dry=dry)
+    found = merge(home, source.ledger, lost=lost, dry=dry)
     if not dry:
         _place_files(source, root, replaced=[s.removeprefix(STREAM_PREFIX) for s in found.streams])
     return found
@@ -135,7 +133,7 @@ def _extract(path: Path, folder: Path) -> tuple[str, ...]:
                 raise ArchiveError(
                     f"{path} has {member.name!r} where nothing should be: it was not made by `sweeps pack`"
                 )
-            if not member.isreg() or not checkpoints.is_safe(member.name):
+            if member.type != tarfile.REGTYPE or member.issparse() or not checkpoints.is_safe(member.name):
                 raise ArchiveError(
                     f"{path} has {member.name!r}, which is no plain file below a folder: it is not unpacked"
                 )
@@ -186,19 +184,19 @@ def _place_ledger(source: Opened, database: str | Path, name: str) -> None:
         here = Ledger.open(database, create=False)
     except NoLedgerError:
         with Ledger.open(database) as new:
-            merge(new, source.ledger, running="keep")
+            merge(new, source.ledger)
         return
     with here:
         try:
-            if not merge(here, source.ledger, dry=True, running="keep").added:
+            if not merge(here, source.ledger, dry=True).added:
                 return
             with Ledger.open(source.ledger) as theirs:
-                older = not merge(theirs, database, dry=True, running="keep").added
+                older = not merge(theirs, database, dry=True).added
         except IntegrityError as error:
             raise ArchiveError(_another_ledger(here, name, f" ({error})")) from error
         if not older:
             raise ArchiveError(_another_ledger(here, name, ""))
-        merge(here, source.ledger, running="keep")
+        merge(here, source.ledger)
 
 
 def _another_ledger(here: Ledger, name: str, why: str) -> str:

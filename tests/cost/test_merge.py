@@ -177,17 +177,10 @@ def test_attempts_that_still_run_there_are_waited_for_or_closed_as_lost(ledger, 
     with pytest.raises(IntegrityError, match=r"trial-a1/1 of a1.*--lost"):
         merge(ledger, box.place)
     assert rows(ledger) == before
-    assert merge(ledger, box.place, running="lost").closed_as_lost == 1
+    assert merge(ledger, box.place, lost=True).closed_as_lost == 1
     (usage,) = ledger.usages()
     assert (usage.outcome, usage.end_estimated, usage.to_ns) == ("LOST", True, usage.last_heartbeat_ns)
     assert merge(ledger, box.place).closed_as_lost == 0
-
-
-def test_a_copy_to_take_along_has_them_as_running(ledger, box, clock):
-    one_sweep(box, clock, "a1", ended=False)
-    merge(ledger, box.place, running="keep")
-    assert ledger.usages() == box.usages()
-    assert ledger.usages()[0].to_ns is None
 
 
 def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger, clock):
@@ -206,7 +199,7 @@ def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger
 
 def test_a_real_end_after_home_took_it_for_lost_is_an_error_that_says_so(ledger, box, clock):
     one_sweep(box, clock, "a1", ended=False)
-    merge(ledger, box.place, running="lost")
+    merge(ledger, box.place, lost=True)
     box.end_usage(UsageKey("lease-a1", "trial-a1", 1), "COMPLETED")
     with pytest.raises(IntegrityError, match="taken for lost here before it had ended there"):
         merge(ledger, box.place)

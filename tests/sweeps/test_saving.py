@@ -242,6 +242,22 @@ def test_a_bucket_that_does_not_answer_at_a_resume_is_an_error_before_anything_i
         assert ledger.leases() == leases
 
 
+@pytest.mark.parametrize("wrong", ["bucket", "keys", "no keys"])
+def test_a_bucket_that_refuses_is_found_before_anything_is_written(tmp_path, bucket, monkeypatch, wrong):
+    overrides = ["storage.bucket=not-there"] if wrong == "bucket" else []
+    if wrong == "keys":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    elif wrong == "no keys":
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+            monkeypatch.setenv(name, str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(ConfigError, match=r"storage.bucket=.*(does not exist|InvalidAccessKeyId|no credentials)"):
+        run(config(tmp_path / "runs", bucket, *overrides))
+    assert not (tmp_path / "runs" / "ledger.db").exists()
+
+
 def test_a_checkpoint_that_came_into_the_sweeps_own_folder_is_found(tmp_path, bucket, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         interrupted_after(patch, 18)

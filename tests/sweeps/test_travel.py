@@ -8,6 +8,7 @@ import resource
 import shutil
 import tarfile
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -278,6 +279,19 @@ def test_what_is_no_archive_is_refused_in_words(tmp_path):
     )
     assert "No such file" in sweeps("unpack", tmp_path / "none.tar", "--root", tmp_path / "box", fails=True)
     assert "there is nothing in the ledger" in sweeps("pack", "--root", tmp_path / "box", fails=True)
+
+
+def test_what_runs_is_not_taken_along(home, tmp_path):
+    from cost.records import Lease, UsageKey
+
+    with Ledger.open(home / "ledger.db") as ledger:
+        ledger.open_lease(Lease("L", "this-host", "cpu", "electricity", "own", 1, "USD", None))
+        ledger.attach("L", "smoke-x")
+        ledger.start_usage(UsageKey("L", "a-trial", 1), "smoke-x", Decimal(1), {})
+        told = sweeps("pack", "--root", home, "--out", tmp_path / "box.tar", fails=True)
+        assert "a-trial/1 of smoke-x" in told
+        assert "pack when they have ended" in " ".join(told.split())
+        assert not (tmp_path / "box.tar").exists()
 
 
 def test_what_is_not_wanted_stays_at_home(home, tmp_path):
