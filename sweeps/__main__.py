@@ -55,7 +55,7 @@ def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> N
     for name in ("sweep", "stage", "machine", "trials", "state", "gate"):
         table.add_column(name)
     for row in rows:
-        trials = ", ".join(f"{n} {state.lower()}" for state, n in row["trials"].items())
+        trials = ", ".join(f"{n} {state.lower().replace("_", " ")}" for state, n in row["trials"].items())
         table.add_row(row["sweep"], row["stage"], row["machine"], trials, row["state"], row["gate"] or "-")
     console = make_console()
     console.print(table)
@@ -206,13 +206,14 @@ def _status_row(record: SweepRecord, *, details: bool = False) -> dict[str, Any]
     from sweeps.story import gate_word, utc
 
     states = [t.state for t in record.trials.values()]
+    to_come = {"TO_PROPOSE": record.to_propose} if record.to_propose else {}
     return {
         "sweep": record.sweep_id,
         "stage": record.stage,
         "machine": record.machine,
         "planned_at": utc(record.planned_ns),
         "simulated": record.simulated,
-        "trials": {str(s): n for s in TrialState if (n := states.count(s))},
+        "trials": {str(s): n for s in TrialState if (n := states.count(s))} | to_come,
         "state": record.ended or "running or lost",
         "gate": None if record.gate is None else gate_word(record.gate),
         **({"details": [_trial_row(t) for t in record.trials.values()]} if details else {}),
