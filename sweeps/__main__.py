@@ -55,7 +55,7 @@ def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> N
     for name in ("sweep", "stage", "machine", "trials", "state", "gate"):
         table.add_column(name)
     for row in rows:
-        trials = ", ".join(f"{n} {state.lower().replace("_", " ")}" for state, n in row["trials"].items())
+        trials = ", ".join(f"{n} {state.lower().replace('_', ' ')}" for state, n in row["trials"].items())
         table.add_row(row["sweep"], row["stage"], row["machine"], trials, row["state"], row["gate"] or "-")
     console = make_console()
     console.print(table)
