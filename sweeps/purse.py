@@ -117,14 +117,31 @@ class Purse:
         if not waiting.ready(now_ns) or self._paused or self._tight:
             return None
         self._limits.look()
-        trials = self._record.trials
-        chosen = waiting.take_first(now_ns, lambda trial_id: self._why_not(trials[trial_id]) is None)
+        trials, too_much = self._record.trials, None
+
+        def fits(trial_id: str) -> bool:
+            nonlocal too_much
+            trial = trials[trial_id]
+            if self._why_not_now(trial):
+                return False
+            bound = self._bound(trial)
+            needed = bound.pico if bound else 1
+            if too_much is not None and needed >= too_much:
+                return False  # most trials that wait cost alike: not each is held against every limit
+            if self._lacks(bound) is None:
+                return True
+            too_much = needed
+            return False
+
+        chosen = waiting.take_first(now_ns, fits)
         if chosen is not None:
             self._handed_out[chosen] = self._bound(trials[chosen])
             return chosen
         self._tight = True
         if not self._running and not self._handed_out and waiting.all_ready(now_ns):
-            self._reach(f"no trial that is left fits: {self._why_not(trials[waiting.all()[0]])}")
+            first = trials[waiting.all()[0]]
+            why = self._why_not_now(first) or self._lacks(self._bound(first))
+            self._reach(f"no trial that is left fits: {why}")
         return None
 
     def reserve(self, key: UsageKey) -> None:
@@ -213,14 +230,13 @@ class Purse:
         self._paused = None
         self.tell("budget: there is room again, the sweep goes on")
 
-    def _why_not(self, trial: TrialRecord) -> str | None:
-        """Why a trial cannot be started now, in words; None: it can."""
+    def _why_not_now(self, trial: TrialRecord) -> str | None:
+        """Why a trial cannot be started whatever is free, in words; None: it can, if it fits."""
         if why := self._limits.trial_reached(trial.trial_id, None, full=bool(trial.attempts)):
             return why
-        bound = self._bound(trial)
-        if bound is None and self._limits and (self._running or self._handed_out):
+        if self._limits and (self._running or self._handed_out) and self._bound(trial) is None:
             return f"{NOTHING_KNOWN}: the first one runs alone"
-        return self._lacks(bound)
+        return None
 
     def _lacks(self, bound: Bound | None) -> str | None:
         """The first limit without room for one more attempt, in words."""

@@ -158,6 +158,24 @@ def test_a_trial_is_stopped_at_its_own_limit_and_the_others_run(tmp_path, book):
     assert "budget.trial_limit is 0.9 USD" in again.host.stopped.reason
 
 
+def test_a_trial_at_its_own_limit_keeps_no_other_from_starting(tmp_path, book):
+    limits = (f"budget.trial_limit={cents(60)}", f"budget.sweep_limit={cents(1000)}")
+    first = a_paid_sweep(tmp_path, *ONE, "search.trials=2", *limits, "search.max_concurrent=1", book=book)
+    attempt = first.host.next_attempt()
+    assert attempt is not None
+    first.host.on_granted(attempt)
+    for _ in range(7):
+        first.clock.advance_seconds(10)
+        first.host.on_tick()
+    told = first.purse.verdict(attempt.trial_id)
+    assert told is not None
+    first.host.on_ended(attempt, told.reason, "")
+    first.host.on_released(attempt, True)
+    other = first.host.next_attempt()
+    assert other is not None
+    assert other.trial_id != attempt.trial_id
+
+
 def test_a_trials_own_limit_bounds_what_is_set_aside_for_it(tmp_path, book):
     limits = (f"budget.trial_limit={cents(90)}", f"budget.sweep_limit={cents(200)}")
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", "search.max_concurrent=4", *limits, book=book)
