@@ -100,19 +100,17 @@ def restore(place: Bucket, ledger: str | Path, beside: Path) -> tuple[str, Path 
 
 
 def _manifest_key(client: Any, place: Bucket) -> str:
-    """The manifest of the place itself, or of the latest version below it."""
-    below = place.key("")
-    found = []
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.name, Prefix=below):
-        found += [o["Key"] for o in page.get("Contents", []) if o["Key"].endswith(f"/{MANIFEST}")]
-    depth = len(PurePosixPath(below).parts)
-    versions = sorted(key for key in found if len(PurePosixPath(key).parts) in (depth + 1, depth + 2))
-    own = place.key(MANIFEST)
-    if own in versions:
-        return own
-    if not versions:
-        raise BucketError(f"there is no snapshot at {place.url}; `python -m cost backup --to {place.url}` makes one")
-    return versions[-1]
+    """The manifest of the place itself, or of the latest version right below it; nothing else there counts."""
+    below = f"{place.prefix.strip('/')}/" if place.prefix.strip("/") else ""
+    folders = [below]
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.name, Prefix=below, Delimiter="/"):
+        folders += [found["Prefix"] for found in page.get("CommonPrefixes", [])]
+    for folder in (folders[0], *sorted(folders[1:], reverse=True)):
+        key = f"{folder}{MANIFEST}"
+        found = client.list_objects_v2(Bucket=place.name, Prefix=key, MaxKeys=1).get("Contents", [])
+        if found and found[0]["Key"] == key:
+            return key
+    raise BucketError(f"there is no snapshot at {place.url}; `python -m cost backup --to {place.url}` makes one")
 
 
 def _read_manifest(client: Any, place: Bucket, key: str) -> dict[str, Any]:

@@ -66,6 +66,14 @@ def test_each_snapshot_has_keys_of_its_own_and_the_latest_is_restored(books, buc
         assert [e.kind for e in found.events("s1")] == ["planned"]
 
 
+def test_what_lies_beside_a_place_or_deep_below_it_is_not_taken_for_its_snapshot(books, bucket, client, tmp_path):
+    mine = archive(books, bucket)
+    archive(books, Bucket(bucket.name, f"{bucket.prefix}-of-others", bucket.endpoint_url))
+    for key in ("sweeps/s1/checkpoints/t1/0001/manifest.json", "zzz/no-manifest"):
+        client.put_object(Bucket=bucket.name, Key=bucket.key(key), Body=b"{}")
+    assert f"{bucket.url}/{fetch(bucket, tmp_path)[0]}" == mine
+
+
 def test_a_snapshot_without_a_manifest_is_none(books, bucket, client, tmp_path):
     url = archive(books, bucket)
     manifest = next(key for key in objects(client, bucket) if key.endswith("/manifest.json"))
