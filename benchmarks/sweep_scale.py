@@ -44,6 +44,8 @@ LIMIT_GROWTH = 1.25
 """Memory at the end against memory half-way: what is kept of a trial is small, and nothing is kept of a step."""
 LIMIT_STATUS_SECONDS = 1.0
 LIMIT_RAY_RATIO = 1.1
+RESULTS_PER_TRIAL = 7
+"""That it is there, started, two evaluations, a step, a checkpoint, finished."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,73 @@ def _status_seconds(root: Path) -> float:
     return min(took)
 
 
+def through_ray(folder: Path, trials: int, cards: int) -> list[Figure]:
+    """No-op trials through Ray Tune: by itself, half of them before and half after those that this program drives.
+
+    Both have an actor of its own for each trial, on a placement group of its own, that answers as many calls; both run
+    on the same local Ray, whose start counts for neither.
+    """
+    import ray
+
+    from sweeps.executors.cluster import start_local
+    from sweeps.executors.ray_tune import RayTuneExecutor
+
+    start_local(range(cards), "cpu")
+    plain = _plain_tune(folder, trials // 2)
+    overrides = ["+stage=smoke", "trainer=simulated", f"paths.root={folder}", f"machine.cards={cards}"]
+    overrides += [f"search.trials={trials}", "search.prompts_per_step=[2]", "search.lr_scaling=[hold]", "stage.steps=1"]
+    cfg = compose(overrides)
+    plan = make_plan(cfg)
+    with Ledger.open(folder / "ray.db") as ledger:
+        journal = Journal(ledger, "ray-1")
+        journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
+        lease = Lease("lease-1", "benchmark:ray-1", cfg.machine.name, cfg.machine.sku, "own", cards, "USD", None)
+        ledger.open_lease(lease)
+        ledger.attach("lease-1", "ray-1")
+        host = SweepHost(
+            cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=Memory(trials), cards=cards
+        )
+        executor = RayTuneExecutor(cards=range(cards), device="cpu", logs=folder / "ray")
+        began = time.perf_counter()
+        executor.run(host)
+        driven = time.perf_counter() - began
+    done = [t for t in journal.record.trials.values() if t.state is TrialState.COMPLETED]
+    if len(done) != trials:
+        raise SystemExit(f"only {len(done)} of {trials} trials were completed")
+    plain += _plain_tune(folder, trials - trials // 2)
+    executor.close()
+    if ray.is_initialized():
+        ray.shutdown()
+    return [
+        Figure(f"Ray Tune by itself, {trials} no-op trials, each", plain / trials, "s"),
+        Figure("driven by this program, each", driven / trials, "s"),
+        Figure("driven / by itself", driven / plain, "times", LIMIT_RAY_RATIO),
+    ]
+
+
+def _plain_tune(folder: Path, trials: int) -> float:
+    """Seconds that Ray Tune takes for trials that do nothing."""
+    from ray import tune
+
+    class Nothing(tune.Trainable):
+        def step(self) -> dict[str, Any]:
+            return {"done": self.iteration + 1 == RESULTS_PER_TRIAL}
+
+    began = time.perf_counter()
+    tune.Tuner(
+        tune.with_resources(Nothing, tune.PlacementGroupFactory([{"CPU": 1, "card": 1}])),
+        tune_config=tune.TuneConfig(num_samples=trials, reuse_actors=False),
+        run_config=tune.RunConfig(
+            storage_path=str((folder / "plain").absolute()),
+            failure_config=tune.FailureConfig(max_failures=0),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+            log_to_file=True,
+            verbose=0,
+        ),
+    ).fit()
+    return time.perf_counter() - began
+
+
 def print_machine() -> None:
     memory = psutil.virtual_memory().total / 2**30
     print(
@@ -148,16 +217,22 @@ def print_machine() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--trials", type=int, default=10_000, help="0: not this part")
     parser.add_argument("--cards", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--ray", action="store_true", help="through Ray Tune as well; takes minutes more")
+    parser.add_argument("--ray-trials", type=int, default=200)
+    parser.add_argument("--ray-cards", type=int, default=os.cpu_count() or 1, help="trials that run at once")
     parser.add_argument("--folder", type=Path, help="where the ledger is made, and stays; default: a temporary folder")
     parser.add_argument("--json", action="store_true", help="the figures as JSON as well")
     options = parser.parse_args(arguments)
     print_machine()
     figures: list[Figure] = []
     with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:
-        figures += in_process(Path(folder), options.trials, options.cards, options.steps)
+        if options.trials:
+            figures += in_process(Path(folder), options.trials, options.cards, options.steps)
+        if options.ray:
+            figures += through_ray(Path(folder), options.ray_trials, options.ray_cards)
     for figure in figures:
         print(figure)
     if options.json:
