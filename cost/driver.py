@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from cost import schema
 from cost.backup import daily_backup
@@ -140,6 +140,8 @@ class Driver:
         """Insert the rows whose key is not there yet; returns how many those were."""
         if self._store.dialect == "sqlite":
             return connection.execute(sqlite.insert(table).on_conflict_do_nothing(), rows).rowcount
+        from sqlalchemy.dialects import postgresql  # imported slowly, and not needed for a file
+
         key = next(iter(table.primary_key))
         # A batch's row count is not known to this driver: it returns what it inserted instead.
         insert = postgresql.insert(table).on_conflict_do_nothing().returning(key)
