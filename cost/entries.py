@@ -1,22 +1,22 @@
-"""What is kept beside the facts of leases: corrections, the price rows that were used, the months that are closed."""
+"""What is kept beside the facts of leases: corrections, labels, the price rows that were used, the closed months."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from cost import facts, schema
 from cost.allocation import CATEGORIES
 from cost.facts import canonical
 from cost.journal import Journal
-from cost.money import checked_currency
+from cost.money import Money, MoneyError, checked_currency
 from cost.periods import period_name
 from cost.prices import PriceRow, as_mapping, read_row
-from cost.records import Correction, IntegrityError, LeaseState, LedgerError
+from cost.records import FORECASTS, Correction, IntegrityError, LeaseState, LedgerError
 
 
 class Entries(Journal):
@@ -87,3 +87,21 @@ class Entries(Journal):
         if not found:
             raise IntegrityError(f"there is no lease {lease_id}; `python -m cost leases list` shows those there are")
         return found[0]
+
+    def _write_labels(self, connection: Connection, usage_id: int, labels: Mapping[str, str]) -> None:
+        known = facts.labels(connection, [usage_id]).get(usage_id, {})
+        changed = {name: str(value) for name, value in labels.items() if known.get(name) != str(value)}
+        if not changed:
+            return
+        for name in changed.keys() & set(FORECASTS):
+            try:
+                Money.parse(changed[name], negative=False)
+            except MoneyError as error:
+                raise LedgerError(f"label {name}: {error}") from error
+        table, now = schema.label, self.now_ns()
+        last = connection.execute(select(func.max(table.c.sequence)).where(table.c.usage_id == usage_id)).scalar()
+        rows = [
+            {"usage_id": usage_id, "name": name, "sequence": (last or 0) + 1, "value": value, "written_ns": now}
+            for name, value in changed.items()
+        ]
+        connection.execute(table.insert(), rows)

@@ -20,10 +20,9 @@ from cost.clock import NS_PER_SECOND, Clock, SystemClock
 from cost.entries import Entries
 from cost.facts import canonical
 from cost.in_use import InUse
-from cost.money import Money, MoneyError, checked_currency
+from cost.money import checked_currency
 from cost.prices import instant_text
 from cost.records import (
-    FORECASTS,
     OUTCOMES,
     PHASES,
     IntegrityError,
@@ -424,24 +423,6 @@ class Ledger(Entries, Reservations):
             raise IntegrityError(f"{key} has not been started")
         self._usage_ids[key] = found
         return found
-
-    def _write_labels(self, connection: Connection, usage_id: int, labels: Mapping[str, str]) -> None:
-        known = facts.labels(connection, [usage_id]).get(usage_id, {})
-        changed = {name: str(value) for name, value in labels.items() if known.get(name) != str(value)}
-        if not changed:
-            return
-        for name in changed.keys() & set(FORECASTS):
-            try:
-                Money.parse(changed[name], negative=False)
-            except MoneyError as error:
-                raise LedgerError(f"label {name}: {error}") from error
-        table, now = schema.label, self.now_ns()
-        last = connection.execute(select(func.max(table.c.sequence)).where(table.c.usage_id == usage_id)).scalar()
-        rows = [
-            {"usage_id": usage_id, "name": name, "sequence": (last or 0) + 1, "value": value, "written_ns": now}
-            for name, value in changed.items()
-        ]
-        connection.execute(table.insert(), rows)
 
 
 def _micro(cards: Decimal | int) -> int:
