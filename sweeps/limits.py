@@ -139,7 +139,7 @@ class SweepLimits:
         """The first limit that is spent, in words."""
         for limit in self._limits:
             if self._spent(limit, limit.amount.pico) >= limit.amount.pico:
-                return self._words(limit, "it is spent")
+                return self._words(limit, "nothing is left")
         return None
 
     def new_warnings(self) -> list[str]:
@@ -157,7 +157,7 @@ class SweepLimits:
                 self._ledger.append_event(self._warnings, "warned", body, f"{of}:{percent}")
                 self._warned.add(f"{of}:{percent}")
             if passed:
-                found.append(self._words(limit, f"{passed[-1]} % of it is spent"))
+                found.append(self._words(limit, f"{passed[-1]} % is spent"))
         return found
 
     def trial_reached(self, trial_id: str, holding: Holding | None, *, full: bool = False) -> str | None:

@@ -137,7 +137,7 @@ def test_no_number_of_trials_at_once_overshoots_a_budget_by_more_than_it_takes_t
     per_ns = Fraction(case.cards * case.cents_per_hour * PICO, 100 * 3600 * 10**9)
     granule = per_ns * case.granularity_s * 10**9
     unheard = per_ns * (longest_silence_ns(sweep) + HEARTBEAT_SECONDS * 10**9)
-    limit = Fraction(sweep.cfg.budget.sweep_limit.split()[0]) * PICO
+    limit = Fraction(str(sweep.cfg.budget.sweep_limit).split()[0]) * PICO
     assert cost <= limit + unheard + granule
     assert sweep.ledger.reservations() == []
     found = Spending(sweep.ledger, book, ["sweep:smoke-test-1"], simulated=True)
