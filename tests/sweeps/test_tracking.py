@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,45 @@ def test_what_a_search_proposes_is_shown_with_its_values_whichever_delivery_firs
         assert run.data.params["rollout.temperature"] == "0.8"
         assert float(run.data.params["algorithm.lr"]) == planned.point["algorithm.lr"]
         assert "temperature=0.8" in (run.info.run_name or "")
+
+
+def test_a_learning_rate_that_is_moved_stays_one_parameter_and_becomes_a_curve(tmp_path):
+    from mlflow import MlflowClient
+
+    sweep = a_sweep(tmp_path, "search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]").run()
+    delivery = Delivery(default_uri(tmp_path), "test", tmp_path / "artifacts", "smoke-test-1")
+    delivery.deliver(sweep.ledger)
+    (trial,) = sweep.journal.record.trials.values()
+    (child,) = runs_of(tmp_path, delivery.experiment_id)[1]
+    assert float(child.data.params["lr"]) == trial.planned.lr
+    history = MlflowClient(default_uri(tmp_path)).get_metric_history(child.info.run_id, "lr")
+    by_step = {metric.step: metric.value for metric in history}
+    moved_after = min(trial.lr_told)
+    assert by_step[moved_after] == trial.planned.lr
+    assert by_step[moved_after + 1] == trial.lr_told[moved_after] != trial.planned.lr
+
+
+def test_two_sweeps_that_find_no_store_yet_both_deliver_to_the_one_that_is_made(tmp_path):
+    sweeps = [a_sweep(tmp_path / name, "search.prompts_per_step=[2]").run() for name in ("one", "other")]
+    uri = default_uri(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from cost.ledger import Ledger; from sweeps.tracking import Delivery\n"
+        "folder = Path(sys.argv[2])\n"
+        "with Ledger.open(folder / 'ledger.db', create=False, read_only=True) as ledger:\n"
+        "    Delivery(sys.argv[1], folder.name, folder / 'artifacts', 'smoke-test-1').deliver(ledger)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, uri, str(tmp_path / name)], cwd=root, stderr=subprocess.PIPE)
+        for name in ("one", "other")
+    ]
+    for process in started:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors.decode()
+    for name, sweep in zip(("one", "other"), sweeps, strict=True):
+        delivery = Delivery(uri, name, tmp_path / "artifacts", "smoke-test-1")
+        assert len(runs_of(tmp_path, delivery.experiment_id)[1]) == len(sweep.journal.record.trials)
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_no_mlruns_folder_appears(finished, monkeypatch, tmp_path):
