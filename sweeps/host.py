@@ -153,8 +153,8 @@ class SweepHost:
         }
         sweep_id, cards = self._journal.record.sweep_id, Decimal(attempt.spec.cards)
         with self._journal.transaction():
-            if self._purse:
-                self._purse.reserve(held.key)
+            if self._purse and (aside := self._purse.reserve(held.key)):
+                body |= {"reserved": str(aside.amount), "reserved_by": aside.source}
             self._journal.append("attempt_started", body, f"attempt_started:{attempt}")
             self._ledger.start_usage(held.key, sweep_id, cards, self._labels(trial))
         held.granted = True

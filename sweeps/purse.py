@@ -144,7 +144,7 @@ class Purse:
             self._reach(f"no trial that is left fits: {why}")
         return None
 
-    def reserve(self, key: UsageKey) -> None:
+    def reserve(self, key: UsageKey) -> Reservation | None:
         """Set an attempt's bound aside, in the transaction that starts it.
 
         Where another sweep has taken the money since the trial was chosen, nothing is set aside, and the attempt is to
@@ -155,7 +155,7 @@ class Purse:
         cards = self._cfg.search.cards_per_trial
         self._running[trial_id] = _Running(key, Holding(key.lease_id, self._ledger.now_ns(), cards))
         if self._row is None or (bound is None and not self._limits):
-            return
+            return None
         with self._ledger.budget_turn():
             if self._limits:
                 self._limits.look()
@@ -164,8 +164,8 @@ class Purse:
                 needed, source = (bound.pico, bound.source) if bound else (1, NOTHING_KNOWN)
                 if lacking := self._limits.lacking(needed, source, key.lease_id, beside):
                     self._denied[trial_id] = f"another sweep was quicker: {lacking}"
-                    return
-            self._set_aside(key, bound or self._all_that_is_free())
+                    return None
+            return self._set_aside(key, bound or self._all_that_is_free())
 
     def verdict(self, trial_id: str) -> Stop | None:
         """What an attempt that runs must be told; None: it may go on."""
@@ -264,12 +264,13 @@ class Purse:
         known = [b for t in self._record.unfinished if t.trial_id not in self._running and (b := self._bound(t))]
         return min(known, key=lambda bound: bound.pico, default=None)
 
-    def _set_aside(self, key: UsageKey, bound: Bound) -> None:
+    def _set_aside(self, key: UsageKey, bound: Bound) -> Reservation:
         assert self._row is not None
-        amount = Money(bound.pico, self._row.currency)
-        stage, sweep_id = self._cfg.stage.name, self._record.sweep_id
-        self._ledger.reserve(Reservation(key, sweep_id, stage, amount, bound.cards, bound.source))
+        amount, sweep_id = Money(bound.pico, self._row.currency), self._record.sweep_id
+        aside = Reservation(key, sweep_id, self._cfg.stage.name, amount, bound.cards, bound.source)
+        self._ledger.reserve(aside)
         self._limits.look_at_reservations()
+        return aside
 
     def _all_that_is_free(self) -> Bound:
         assert self._lease is not None

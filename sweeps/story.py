@@ -123,7 +123,8 @@ def told(kind: str, body: Mapping[str, Any]) -> str:
         case "driver_started":
             return f"driver started (process {body['pid']}), lease {body['lease_id']}"
         case "attempt_started":
-            return f"{who} started" + (f" from step {body['from_step']}" if body["from_step"] else "")
+            aside = f", {body['reserved']} set aside ({body['reserved_by']})" if body.get("reserved") else ""
+            return f"{who} started" + (f" from step {body['from_step']}" if body["from_step"] else "") + aside
         case "command":
             return f"{who} told: {_command(body['command'])}"
         case "attempt_ended":

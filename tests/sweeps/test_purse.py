@@ -103,6 +103,8 @@ def test_a_bound_is_reserved_before_a_trial_starts_used_up_as_it_runs_and_free_w
         started.append(attempt)
     assert len(started) == 2
     assert reserved(sweep) == {a.trial_id: 100 * CARD_SECOND for a in started}
+    told = [e.body for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "attempt_started"]
+    assert [(b["reserved"], b["reserved_by"]) for b in told] == [("1 USD", "budget.trial_bound")] * 2
     sweep.clock.advance_seconds(10)
     sweep.host.on_tick()
     (found,), _ = _budgets(sweep, f"sweep:{sweep.journal.record.sweep_id}", cents(250))
