@@ -9,47 +9,39 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from time import sleep
-from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from cost.archive import archive
-from cost.backup import daily_backup
-from cost.bucket import BucketError
 from cost.clock import FakeClock, SystemClock
 from cost.ledger import Ledger
-from cost.money import Money
-from cost.power import PowerMeter
 from cost.records import StoreError
-from cost.report import Report, sweep_report, trial_costs
 from rl.spec import Stop
 from sweeps import deadman, holding, leaving
 from sweeps.cards import hold_cards
-from sweeps.config import CONF_DIR, ConfigError
-from sweeps.config_types import SweepConfig
-from sweeps.estimate import StepTime, from_data_sheet, measured
-from sweeps.executors import Executor
-from sweeps.gates import Verdict, metric_gate
-from sweeps.host import SweepHost
-from sweeps.journal import Journal, SweepRecord, TrialState
-from sweeps.limits import check_limits
-from sweeps.machine import (
-    Pricing,
-    draws_power,
-    find_price,
-    forecast_labels,
-    hold_machine,
-    machine_instance,
-    money_text,
-    ray_address,
+from sweeps.closing import (
+    EXIT_BUDGET,
+    EXIT_FAILED,
+    EXIT_GATE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    exit_code,
+    failed,
+    judge,
+    keep_books,
 )
+from sweeps.config import ConfigError
+from sweeps.config_types import SweepConfig
+from sweeps.estimate import from_data_sheet, measured
+from sweeps.executors import Executor
+from sweeps.host import SweepHost
+from sweeps.limits import check_limits
+from sweeps.machine import find_price, forecast_labels, hold_machine, machine_instance, ray_address
 from sweeps.opening import (
+    bring_checkpoints_back,
     check_can_run,
     database,
     earlier_sweeps,
@@ -60,20 +52,23 @@ from sweeps.opening import (
     simulated_until,
 )
 from sweeps.plan import make_plan
-from sweeps.preemption import Watch, probe_of
 from sweeps.promotion import promotion
 from sweeps.purse import Purse
 from sweeps.report import terminal
-from sweeps.report.summary import print_budget, print_end, print_plan, print_promotion, print_stopped, write_costs
-from sweeps.saving import Uploader, bring_back, bucket_of_sweeps, check_bucket, unsaved_text
-from sweeps.tracking import Tracker, default_uri
+from sweeps.report.summary import (
+    print_budget,
+    print_end,
+    print_plan,
+    print_promotion,
+    print_stopped,
+    resumed_text,
+    write_costs,
+)
+from sweeps.saving import unsaved_text
+from sweeps.session import Beside, Left, Session
 
-EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
-
-TRACKING_DRAIN_SECONDS = 60.0
 SIMULATED_PAUSE_SECONDS = 0.1
 """Of the world's time, for one simulated heartbeat of a sweep that is paused."""
-INTERRUPTED_UPLOAD_SECONDS = 30.0
 
 
 def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
@@ -96,7 +91,6 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         return EXIT_OK
     check_limits(cfg, pricing)
     check_can_run(cfg, root, console, holding.per_hour(pricing))
-    _check_bucket(cfg)
     if step_up.problem:
         return EXIT_GATE
     clock = SystemClock()
@@ -111,15 +105,13 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
             ledger.close_dead()
             end_lost_attempts_of_all(ledger, records)
             journal = open_sweep(cfg, plan, ledger, root, records)
-            sweep_id = journal.record.sweep_id
-            if journal.record.closed:
-                console.print(f"{sweep_id} is finished; resume=never starts another one.")
-                return _exit_code(journal.record, None)
-            with only_driver(root / sweep_id):
+            session = Session(cfg, typed, console, ledger, journal, clock, pricing, time, cards)
+            if session.record.closed:
+                console.print(f"{session.record.sweep_id} is finished; resume=never starts another one.")
+                return exit_code(session.record)
+            with only_driver(session.sweep_dir):
                 try:
-                    return _run_sweep(
-                        cfg, console, ledger, journal, root / sweep_id, pricing, time, clock, typed, cards
-                    )
+                    return _run_sweep(session)
                 except StoreError as error:
                     print_stopped(console, error, typed)
                     return EXIT_FAILED
@@ -128,114 +120,114 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         raise ConfigError(f"{error}{undone}") from error
 
 
-def _run_sweep(
-    cfg: SweepConfig,
-    console: Console,
-    ledger: Ledger,
-    journal: Journal,
-    sweep_dir: Path,
-    pricing: Pricing,
-    time: StepTime | None,
-    clock: SystemClock | FakeClock,
-    typed: Sequence[str],
-    cards: tuple[int, ...],
-) -> int:
-    record = journal.record
-    resumed = [t for t in record.trials.values() if t.attempts]
+def _run_sweep(session: Session) -> int:
+    cfg, journal, record, ledger = session.cfg, session.journal, session.record, session.ledger
+    resumed = any(t.attempts for t in record.trials.values())
     end_lost_attempts(journal)
-    _bring_back(cfg, journal, sweep_dir, console)
-    console.print(f"Sweep {record.sweep_id}" + (_resumed_text(cfg, record, ledger, pricing, time) if resumed else ""))
-    # Where only the closing of the books is left, no machine is held again.
-    only_to_close = record.lease_ids and not record.left
-    purse = Purse(cfg, ledger, record, pricing, time, wait=_pause_of(clock))
+    bring_checkpoints_back(cfg, journal, session.sweep_dir, session.tell)
+    session.console.print(f"Sweep {record.sweep_id}" + (resumed_text(session) if resumed else ""))
+    purse = Purse(cfg, ledger, record, session.pricing, session.time, wait=_pause_of(session.clock))
     for note in purse.notes:
-        console.print(Text(f"  {note}"), soft_wrap=True)
-    held = ledger.open_lease_of(machine_instance(cfg, record.sweep_id)) is not None
-    if not only_to_close and (refusal := purse.refusal(held)):
-        journal.append("driver_ended", {"how": "budget", "why": refusal}, f"driver_ended:{ledger.now_ns()}")
-        print_budget(console, refusal, typed)
-        if cfg.machine.up and leaving.is_real(cfg) and not held:
-            console.print(Text(leaving.undo_up(cfg.machine, holding.per_hour(pricing))), soft_wrap=True)
+        session.tell(f"  {note}")
+    # Where only the closing of the books is left, no machine is held again.
+    only_to_close = bool(record.lease_ids) and not record.left
+    if not only_to_close and _cannot_be_paid(session, purse):
         return EXIT_BUDGET
-    lease_id = record.lease_ids[-1] if only_to_close else hold_machine(cfg, ledger, record.sweep_id, pricing)
+    lease_id = record.lease_ids[-1] if only_to_close else hold_machine(cfg, ledger, record.sweep_id, session.pricing)
     purse.hold(ledger.lease_state(lease_id).lease)
     journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
-    deadman.start(cfg, record.sweep_id, database(cfg, Path(cfg.paths.root)))
-    preemption = Watch(probe_of(cfg.machine.preemption), partial(holding.warn, console))
-    preemption.start()
-    tracker = _tracker(cfg, console, record.sweep_id)
-    tracker.start()
-    uploader = _uploader(cfg, console, record.sweep_id, sweep_dir)
-    meter = PowerMeter()
-    if draws_power(pricing) and cfg.machine.device == "cuda" and cfg.trainer.name != "simulated":
-        meter.start()
-    how, executor, host = "failed", None, None
+    deadman.start(cfg, record.sweep_id, session.database)
+    beside = Beside(session)
+    beside.start()
+    how, why, executor, host = "failed", "", None, None
     try:
-        costs = _costs(ledger, pricing, record.sweep_id)
-        with terminal.LiveView(console, record, cfg.stage.steps, costs, time) as view:
+        with terminal.LiveView(session.console, record, cfg.stage.steps, session.costs, session.time) as view:
             host = SweepHost(
                 cfg,
                 ledger=ledger,
                 journal=journal,
                 lease_id=lease_id,
-                sweep_dir=sweep_dir,
+                sweep_dir=session.sweep_dir,
                 view=view,
-                cards=len(cards),
+                cards=len(session.cards),
                 purse=purse,
-                forecast=lambda trial: forecast_labels(cfg, pricing, trial, time),
-                notice=lambda: preemption.notice,
+                forecast=lambda trial: forecast_labels(cfg, session.pricing, trial, session.time),
+                notice=beside.notice,
             )
             try:
                 with _termination_as_interrupt():
-                    executor = make_executor(cfg, sweep_dir, clock, cards)
+                    executor = _make_executor(session)
                 with _termination_as_interrupt():  # again: starting Ray put a handler of its own in its place
                     executor.run(host)
                 how = _how_it_ended(host.stopped)
             except KeyboardInterrupt:
                 how = "interrupted"
                 host.stop("interrupted")
+        why = host.stopped.reason if host.stopped else ""
         if how == "interrupted":
-            reason = host.stopped.reason.removeprefix("interrupted").lstrip(": ") if host and host.stopped else ""
-            because = f" ({reason})" if reason else ""
-            console.print(f"Stopping{because}: ending the trials' processes and closing the books ...", markup=False)
+            because = f" ({reason})" if (reason := why.removeprefix("interrupted").lstrip(": ")) else ""
+            session.tell(f"Stopping{because}: ending the trials' processes and closing the books ...")
     finally:
         with _uninterrupted():
-            preemption.close()
-            if executor is not None:
-                executor.close()
-            if host is not None:
-                host.abandon("interrupted" if how == "interrupted" else "lost", "ended by the sweep")
-            verdict = None
-            if how == "done":
-                verdict = metric_gate(record, cfg.stage.steps, cfg.gate)
-                journal.append("gate", _gate_body(verdict), f"gate:{ledger.now_ns()}")
-            meter.close(ledger, machine_instance(cfg, record.sweep_id))
-            why = host.stopped.reason if host and host.stopped else ""
-            if not (going := leaving.goes(cfg, how, why)):
-                ledger.detach(lease_id, record.sweep_id, how)
-            report = _report(ledger, pricing, record.sweep_id)
-            write_costs(console, report, sweep_dir)
-            # Last: a driver that is killed before it is followed by one that closes the books.
-            journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
-            journal.catch_up()
-            _back_up(database(cfg, Path(cfg.paths.root)), ledger, console)
-            _archive(cfg, ledger, console)
-            unsaved = uploader.close(_upload_seconds(cfg, how)) if uploader else []
-            drained = tracker.close(5.0 if how == "interrupted" else TRACKING_DRAIN_SECONDS)
-            shutil.rmtree(sweep_dir / "ray", ignore_errors=True) if how == "done" and not _failed(record) else None
-            if how == "failed":  # nobody prints the end, and the bill goes on all the same
-                holding.leave(
-                    cfg, console, ledger, lease_id, sweep_dir, going, pricing, partial(_archive, cfg, ledger, console)
-                )
-    print_end(console, cfg, record, report, verdict, how, sweep_dir, drained, typed, why)
-    if unsaved:
-        console.print(Text(unsaved_text(record.sweep_id, unsaved), style="yellow"), soft_wrap=True)
-    with _uninterrupted():
-        holding.leave(
-            cfg, console, ledger, lease_id, sweep_dir, going, pricing, partial(_archive, cfg, ledger, console)
-        )
-    return EXIT_INTERRUPTED if how == "interrupted" else _exit_code(record, verdict)
+            code = _end(session, lease_id, beside, executor, host, how, why)
+    return code
+
+
+def _end(
+    session: Session,
+    lease_id: str,
+    beside: Beside,
+    executor: Executor | None,
+    host: SweepHost | None,
+    how: str,
+    why: str,
+) -> int:
+    """End the processes, close the books, deliver what waits, and tell a person; what it is that `sweep.py` returns."""
+    cfg, record, ledger = session.cfg, session.record, session.ledger
+    if executor is not None:
+        executor.close()
+    if host is not None:
+        host.abandon("interrupted" if how == "interrupted" else "lost", "ended by the sweep")
+    beside.stop_watching()
+    verdict = judge(session) if how == "done" else None
+    going = leaving.goes(cfg, how, why)
+    if not going:
+        ledger.detach(lease_id, record.sweep_id, how)
+    report = session.report()
+    write_costs(session.console, report, session.sweep_dir)
+    # Last: a driver that is killed before it is followed by one that closes the books.
+    session.journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
+    session.journal.catch_up()
+    keep_books(session)
+    left = beside.drain(how)
+    code = EXIT_INTERRUPTED if how == "interrupted" else exit_code(record, verdict)
+    if how == "done" and not failed(record):
+        shutil.rmtree(session.sweep_dir / "ray", ignore_errors=True)
+    if how != "failed":  # what went wrong is on its way up, and is said there
+        print_end(session, report, verdict, how, why, tracked=left.tracked)
+        _say_unsaved(session, left)
+    holding.leave(session, lease_id, going)
+    return code
+
+
+def _cannot_be_paid(session: Session, purse: Purse) -> bool:
+    """Whether not even one trial fits into a budget; if so, it is said, and nothing more is held."""
+    cfg, ledger = session.cfg, session.ledger
+    held = ledger.open_lease_of(machine_instance(cfg, session.record.sweep_id)) is not None
+    if not (refusal := purse.refusal(held)):
+        return False
+    session.journal.append("driver_ended", {"how": "budget", "why": refusal}, f"driver_ended:{ledger.now_ns()}")
+    print_budget(session.console, refusal, session.typed)
+    if cfg.machine.up and leaving.is_real(cfg) and not held:
+        session.tell(leaving.undo_up(cfg.machine, holding.per_hour(session.pricing)))
+    return True
+
+
+def _say_unsaved(session: Session, left: Left) -> None:
+    if left.unsaved:
+        text = unsaved_text(session.record.sweep_id, left.unsaved)
+        session.console.print(Text(text, style="yellow"), soft_wrap=True)
 
 
 def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
@@ -257,21 +249,20 @@ def _cluster_cards(cfg: SweepConfig) -> Iterator[tuple[int, ...]]:
         yield tuple(range(min(usable, cfg.machine.cards)))
 
 
-def make_executor(
-    cfg: SweepConfig, sweep_dir: Path, clock: SystemClock | FakeClock, cards: tuple[int, ...]
-) -> Executor:
+def _make_executor(session: Session) -> Executor:
     """Ray Tune for real work; in this process, on the fake clock, for simulated trials."""
-    if isinstance(clock, FakeClock):
+    silence_seconds = session.cfg.retry.hung_after_seconds
+    if isinstance(session.clock, FakeClock):
         from sweeps.executors.in_process import InProcessExecutor
 
-        return InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
+        return InProcessExecutor(session.clock, silence_seconds=silence_seconds)
     from sweeps.executors.ray_tune import RayTuneExecutor
 
     return RayTuneExecutor(
-        cards=cards,
-        device=cfg.machine.device,
-        logs=sweep_dir / "ray",
-        silence_seconds=cfg.retry.hung_after_seconds,
+        cards=session.cards,
+        device=session.cfg.machine.device,
+        logs=session.sweep_dir / "ray",
+        silence_seconds=silence_seconds,
     )
 
 
@@ -280,142 +271,11 @@ def _pause_of(clock: SystemClock | FakeClock) -> Callable[[], None]:
     return (lambda: sleep(SIMULATED_PAUSE_SECONDS)) if isinstance(clock, FakeClock) else (lambda: None)
 
 
-def _resumed_text(
-    cfg: SweepConfig, record: SweepRecord, ledger: Ledger, pricing: Pricing, time: StepTime | None
-) -> str:
-    """What a sweep that goes on has left to do, has cost, has lost, and will still cost."""
-    left = f"{record.left} of {len(record.trials) + record.to_propose} trials left"
-    if time:
-        steps = cfg.stage.steps
-        to_come = [time.of(t.planned, steps - (t.checkpoint.step if t.checkpoint else 0)) for t in record.unfinished]
-        if record.to_propose:
-            to_come += [time.of(trial, steps) for trial in make_plan(cfg).typical[-record.to_propose :]]
-        left += f", about {pricing.of(sum(to_come) * cfg.search.cards_per_trial / cfg.machine.cards)} to come"
-    report = _report(ledger, pricing, record.sweep_id)
-    if report.unpriced:
-        return f": going on, {left}; UNPRICED so far"
-    lost = sum(r.categories.get("lost_work", 0) for r in report.trials)
-    spent = money_text(Money(report.total_pico, report.currency))
-    return f": going on, {left}; {spent} so far, {money_text(Money(lost, report.currency))} of it lost work"
-
-
-def _tracker(cfg: SweepConfig, console: Console, sweep_id: str) -> Tracker:
-    root = Path(cfg.paths.root)
-    return Tracker(
-        uri=cfg.tracking.uri or default_uri(root),
-        experiment=cfg.tracking.experiment,
-        artifacts=root / "mlartifacts",
-        open_ledger=lambda: Ledger.open(database(cfg, root), create=False, read_only=True),
-        sweep_id=sweep_id,
-        warn=lambda text: console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True),
-    )
-
-
-def _uploader(cfg: SweepConfig, console: Console, sweep_id: str, sweep_dir: Path) -> Uploader | None:
-    """At work, where there is a bucket."""
-    if cfg.storage.bucket is None:
-        return None
-    uploader = Uploader(
-        cfg.storage,
-        sweep_id,
-        sweep_dir,
-        open_ledger=lambda: Ledger.open(database(cfg, Path(cfg.paths.root)), create=False, read_only=True),
-        warn=lambda text: console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True),
-    )
-    uploader.start()
-    return uploader
-
-
-def _upload_seconds(cfg: SweepConfig, how: str) -> float:
-    """Who interrupts a sweep, or takes its machine away, does not wait for long."""
-    return (
-        min(cfg.storage.wait_seconds, INTERRUPTED_UPLOAD_SECONDS) if how == "interrupted" else cfg.storage.wait_seconds
-    )
-
-
-def _check_bucket(cfg: SweepConfig) -> None:
-    try:
-        check_bucket(cfg.storage)
-    except BucketError as error:
-        raise ConfigError(f"storage.bucket={cfg.storage.bucket}: {error}; or storage=local keeps all here") from error
-
-
-def _bring_back(cfg: SweepConfig, journal: Journal, sweep_dir: Path, console: Console) -> None:
-    """The checkpoints that trials go on from, where this machine has not written them itself."""
-    try:
-        bring_back(cfg.storage, journal, sweep_dir, tell=lambda text: console.print(Text(text), soft_wrap=True))
-    except (BucketError, OSError) as error:
-        raise ConfigError(
-            f"{error}. {journal.record.sweep_id} goes on from checkpoints that lie there: try again once it answers, "
-            "or start another sweep of the same plan with resume=never"
-        ) from error
-
-
-def _back_up(place: str | Path, ledger: Ledger, console: Console) -> None:
-    """A copy of the day beside a local ledger. A server's is its keeper's business."""
-    if not isinstance(place, Path):
-        return
-    try:
-        daily_backup(place, ledger.now_ns())
-    except StoreError as error:
-        console.print(Text(f"warning: no copy of the ledger was made: {error}", style="yellow"), soft_wrap=True)
-
-
-def _archive(cfg: SweepConfig, ledger: Ledger, console: Console) -> None:
-    """A snapshot in S3, where there is a bucket. Each holds everything: the next one makes good for one that failed."""
-    if cfg.storage.bucket is None:
-        return
-    try:
-        archive(ledger, bucket_of_sweeps(cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
-    except (BucketError, StoreError) as error:
-        text = (
-            f"warning: no snapshot of the ledger was made: {error}; the next sweep or `python -m cost backup --to` will"
-        )
-        console.print(Text(text, style="yellow"), soft_wrap=True)
-
-
-def _report(ledger: Ledger, pricing: Pricing, sweep_id: str) -> Report:
-    return sweep_report(ledger, pricing.book, sweep_id, ledger.now_ns())
-
-
-def _costs(ledger: Ledger, pricing: Pricing, sweep_id: str) -> Callable[[], Mapping[str, str]]:
-    def costs() -> Mapping[str, str]:
-        if pricing.row is None:
-            return dict.fromkeys((u.key.trial_id for u in ledger.usages(sweep_id=sweep_id)), "UNPRICED")
-        return {k: money_text(v) for k, v in trial_costs(ledger, pricing.book, sweep_id, ledger.now_ns()).items()}
-
-    return costs
-
-
 def _how_it_ended(stopped: Stop | None) -> str:
     """What the driver's end is called in the journal, by why the host stopped, if it did."""
     if stopped is None:
         return "done"
     return "budget" if stopped.reason.startswith("budget") else "interrupted"
-
-
-def _gate_body(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "gate": verdict.gate,
-        "open": verdict.open,
-        "healthy": verdict.healthy,
-        "simulated": verdict.simulated,
-        "forced": verdict.forced,
-        "checks": [{"name": c.name, "ok": c.ok, "reason": c.reason} for c in verdict.checks],
-    }
-
-
-def _failed(record: SweepRecord) -> bool:
-    return any(t.state is TrialState.FAILED for t in record.trials.values())
-
-
-def _exit_code(record: SweepRecord, verdict: Verdict | None) -> int:
-    if any(t.state is TrialState.BUDGET_STOPPED for t in record.trials.values()) or record.ended == "budget":
-        return EXIT_BUDGET
-    gate_open = verdict.open if verdict else bool(record.gate and record.gate["open"])
-    if gate_open:
-        return EXIT_OK
-    return EXIT_FAILED if _failed(record) or record.ended == "failed" else EXIT_GATE
 
 
 @contextmanager

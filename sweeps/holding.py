@@ -5,7 +5,6 @@ Between `sweeps.leaving`, which knows how a machine comes and goes, and the driv
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +14,12 @@ from rich.text import Text
 from cost.ledger import Ledger
 from cost.records import StoreError
 from sweeps import leaving
+from sweeps.closing import snapshot
 from sweeps.config_types import SweepConfig
 from sweeps.machine import Pricing, machine_instance, money_text
 from sweeps.opening import database
 from sweeps.saving import unsaved
+from sweeps.session import Session
 
 
 def brought_up(cfg: SweepConfig, console: Console) -> SweepConfig:
@@ -43,34 +44,19 @@ def undone(cfg: SweepConfig, root: Path, pricing: Pricing) -> str:
     return leaving.undo_up(cfg.machine, per_hour(pricing))
 
 
-def leave(
-    cfg: SweepConfig,
-    console: Console,
-    ledger: Ledger,
-    lease_id: str,
-    sweep_dir: Path,
-    going: bool,
-    pricing: Pricing,
-    keep_books: Callable[[], None],
-) -> None:
-    """Give the machine back, if it is to go; else say what is still running and what it costs.
-
-    Args:
-        keep_books: brings the ledger off the machine, before it goes and once more when it is gone.
-    """
+def leave(session: Session, lease_id: str, going: bool) -> None:
+    """Give the machine back, if it is to go; else say what is still running and what it costs."""
+    cfg, ledger, sweep_id = session.cfg, session.ledger, session.record.sweep_id
     if going:
-        left = [] if cfg.machine.down_unsaved else unsaved(cfg.storage, ledger, sweep_dir.name, sweep_dir)
-        text = leaving.leave(cfg.machine, ledger, lease_id, sweep_dir.name, left, keep_books)
-        keep_books()
+        left = [] if cfg.machine.down_unsaved else unsaved(cfg.storage, ledger, sweep_id, session.sweep_dir)
+        # The ledger goes off the machine before it does, and once more when its release is on the books.
+        text = leaving.leave(cfg.machine, ledger, lease_id, sweep_id, left, lambda: snapshot(session))
+        snapshot(session)
     else:
-        text = leaving.still_held(cfg, ledger.lease_state(lease_id), per_hour(pricing))
+        text = leaving.still_held(cfg, ledger.lease_state(lease_id), per_hour(session.pricing))
     if text:
-        console.print(Text(f"Machine:  {text}"), soft_wrap=True)
+        session.tell(f"Machine:  {text}")
 
 
 def per_hour(pricing: Pricing) -> str:
     return "UNPRICED" if pricing.per_hour is None else money_text(pricing.per_hour)
-
-
-def warn(console: Console, text: str) -> None:
-    console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)

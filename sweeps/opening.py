@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from cost.bucket import BucketError
 from cost.ledger import HEARTBEAT_NS, Ledger
 from cost.records import NoLedgerError, StoreError
 from rl.spec import ConfigurationError
@@ -22,6 +23,7 @@ from sweeps.journal import Journal, SweepRecord, TrialState, load, sweep_ids
 from sweeps.leaving import what_to_rent
 from sweeps.machine import ray_address
 from sweeps.plan import Plan
+from sweeps.saving import bring_back, check_bucket
 from sweeps.search.space import recipes
 
 MOST_CHANGES = 12
@@ -97,6 +99,10 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console, per_hour: str 
             "with search.cards_per_trial=1"
         )
     _check_writable(root)
+    try:
+        check_bucket(cfg.storage)
+    except BucketError as error:
+        raise ConfigError(f"storage.bucket={cfg.storage.bucket}: {error}; or storage=local keeps all here") from error
     if cfg.trainer.name == "simulated":
         return
     if cfg.machine.device == "cuda" and not cfg.machine.up:
@@ -117,6 +123,21 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console, per_hour: str 
             prepare(at.model, at.task, Path(cfg.paths.cache), tell=lambda line: console.print(f"  model: {line}"))
     except ConfigurationError as error:
         raise ConfigError(str(error)) from error
+
+
+def bring_checkpoints_back(cfg: SweepConfig, journal: Journal, sweep_dir: Path, tell: Callable[[str], None]) -> None:
+    """Fetch the checkpoints that trials go on from, where this machine has not written them itself.
+
+    Raises:
+        ConfigError: they cannot be had now.
+    """
+    try:
+        bring_back(cfg.storage, journal, sweep_dir, tell=tell)
+    except (BucketError, OSError) as error:
+        raise ConfigError(
+            f"{error}. {journal.record.sweep_id} goes on from checkpoints that lie there: try again once it answers, "
+            "or start another sweep of the same plan with resume=never"
+        ) from error
 
 
 def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier: Sequence[SweepRecord]) -> Journal:

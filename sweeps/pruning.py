@@ -113,7 +113,7 @@ def percentile_of(values: Sequence[float], percentile: float) -> float:
 
 
 def first_evaluation(cfg: SweepConfig) -> int:
-    """Completions by which every batch of the search space has had an evaluation on its way: the largest one's first."""
+    """Completions by which every batch of the space has had an evaluation on its way: the largest one's first."""
     ends = {axis.key: axis.extremes for axis in axes(cfg)}
     return cfg.evaluation.every_steps * max(ends["prompts_per_step"]) * max(ends["group_size"])
 

@@ -17,14 +17,15 @@ from cost.report import Report, write_csv
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime, sweep_seconds
 from sweeps.gates import Verdict
-from sweeps.journal import SweepRecord, TrialState
+from sweeps.journal import TrialState
 from sweeps.machine import Pricing, money_text
-from sweeps.plan import Plan
+from sweeps.plan import Plan, make_plan
 from sweeps.promotion import Promotion
 from sweeps.pruning import first_evaluation
 from sweeps.report import terminal
-from sweeps.search.proposals import objective, points_of
-from sweeps.search.space import TRIAL_KEYS, axes
+from sweeps.search.best import Best, best, instead_of
+from sweeps.search.space import axes
+from sweeps.session import Session
 
 
 def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime | None) -> None:
@@ -81,21 +82,12 @@ def _print_search(console: Console, cfg: SweepConfig) -> None:
         )
 
 
-def print_best(console: Console, cfg: SweepConfig, record: SweepRecord) -> None:
-    """The point with the highest accuracy, as it can be typed, where a search was made."""
-    if cfg.search.method == "grid" and not cfg.search.space:
-        return
-    whole = [trials for trials in points_of(record) if {t.state for t in trials} == {TrialState.COMPLETED}]
-    worth = [(value, trials) for trials in whole if (value := objective(trials)) is not None]
-    if len(worth) < 2:
-        return
-    value, trials = max(worth, key=lambda found: found[0])
-    planned = trials[0].planned
-    typed = [f"search.{k}=[{planned.point[k]}]" for k in TRIAL_KEYS]
-    typed += [f"{k}={v}" for k, v in planned.overrides.items()]
-    over = f", mean over {len(trials)} seeds" if len(trials) > 1 else ""
-    console.print(Text(f"Best:     acc {value:.3f}{over}: {' '.join(map(shlex.quote, typed))}"), soft_wrap=True)
-    console.print(f"          the best of {len(worth)}, so partly by luck: run it again with other search.seeds")
+def print_best(console: Console, found: Best) -> None:
+    """The point with the highest accuracy, as it can be typed."""
+    over = f", mean over {found.seeds} seeds" if found.seeds > 1 else ""
+    typed = " ".join(map(shlex.quote, (*found.batch, *found.values)))
+    console.print(Text(f"Best:     acc {found.accuracy:.3f}{over}: {typed}"), soft_wrap=True)
+    console.print(f"          the best of {found.points}, so partly by luck: run it again with other search.seeds")
 
 
 def print_promotion(console: Console, step: Promotion) -> None:
@@ -110,20 +102,32 @@ def print_promotion(console: Console, step: Promotion) -> None:
         console.print(Text(f"Gate:     closed: {step.problem}", style="red"), soft_wrap=True)
 
 
-def print_end(
-    console: Console,
-    cfg: SweepConfig,
-    record: SweepRecord,
-    report: Report,
-    verdict: Verdict | None,
-    how: str,
-    sweep_dir: Path,
-    drained: bool,
-    typed: Sequence[str],
-    why: str = "",
-) -> None:
-    """What came of each trial, what it cost, the gate with its reasons, and the commands that come next."""
-    root = Path(cfg.paths.root)
+def resumed_text(session: Session) -> str:
+    """What a sweep that goes on has left to do, has cost, has lost, and will still cost."""
+    cfg, record, pricing, time = session.cfg, session.record, session.pricing, session.time
+    left = f"{record.left} of {len(record.trials) + record.to_propose} trials left"
+    if time:
+        steps = cfg.stage.steps
+        to_come = [time.of(t.planned, steps - (t.checkpoint.step if t.checkpoint else 0)) for t in record.unfinished]
+        if record.to_propose:
+            to_come += [time.of(trial, steps) for trial in make_plan(cfg).typical[-record.to_propose :]]
+        left += f", about {pricing.of(sum(to_come) * cfg.search.cards_per_trial / cfg.machine.cards)} to come"
+    report = session.report()
+    if report.unpriced:
+        return f": going on, {left}; UNPRICED so far"
+    lost = sum(r.categories.get("lost_work", 0) for r in report.trials)
+    spent = money_text(Money(report.total_pico, report.currency))
+    return f": going on, {left}; {spent} so far, {money_text(Money(lost, report.currency))} of it lost work"
+
+
+def print_end(session: Session, report: Report, verdict: Verdict | None, how: str, why: str, *, tracked: bool) -> None:
+    """What came of each trial, what it cost, the gate with its reasons, and the commands that come next.
+
+    Args:
+        how: as the driver's end is called in the journal; `why` says more of a stop.
+        tracked: MLflow has everything.
+    """
+    console, cfg, record, typed = session.console, session.cfg, session.record, session.typed
 
     def cost_text(pico: int, unpriced: bool) -> str:
         return "UNPRICED" if unpriced else money_text(Money(pico, report.currency))
@@ -133,17 +137,21 @@ def print_end(
     console.print(terminal.results_table(record, costs, hours))
     total = cost_text(report.total_pico, report.unpriced)
     overheads = cost_text(report.total_pico - sum(r.pico for r in report.trials), report.unpriced)
-    console.print(Text(f"Cost: {total}, of it {overheads} not inside a trial ({sweep_dir}/cost.csv)"), soft_wrap=True)
-    print_best(console, cfg, record)
+    console.print(
+        Text(f"Cost: {total}, of it {overheads} not inside a trial ({session.sweep_dir}/cost.csv)"), soft_wrap=True
+    )
+    found = best(cfg, record)
+    if found:
+        print_best(console, found)
     if verdict:
         terminal.print_gate(console, verdict)
         console.print("Learning rate, by clip_frac of the last steps:")
         terminal.print_lr_advice(console, list(record.trials.values()), cfg)
-    if not drained:
+    if not tracked:
         console.print(
             Text("MLflow has not everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
         )
-    uri = cfg.tracking.uri or f"sqlite:///{root / 'mlflow.db'}"
+    uri = cfg.tracking.uri or f"sqlite:///{session.root / 'mlflow.db'}"
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
     for trial in record.trials.values():
         if trial.state is TrialState.FAILED:
@@ -159,7 +167,8 @@ def print_end(
     elif how == "interrupted":
         console.print(Text(f"Resume:   {' '.join(['python sweep.py', *map(shlex.quote, typed)])}"), soft_wrap=True)
     elif verdict and verdict.open and cfg.stage.next_stage:
-        console.print(Text(f"Next:     {next_command(cfg.stage.next_stage, typed)}"), soft_wrap=True)
+        command = next_command(cfg.stage.next_stage, instead_of(typed, found.values) if found else typed)
+        console.print(Text(f"Next:     {command}"), soft_wrap=True)
 
 
 def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
