@@ -6,6 +6,7 @@ everything else that differs is shown, and where the number of cards changes it 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from sweeps.config import canonical
 from sweeps.config_types import SweepConfig
 from sweeps.difference import changed_keys
-from sweeps.journal import SweepRecord
+from sweeps.journal import SweepRecord, TrialState
 
 _NOT_OF_THE_RECIPE: Mapping[str, frozenset[str]] = {
     "model": frozenset(),
@@ -65,18 +66,45 @@ def promotion(records: Sequence[SweepRecord], cfg: SweepConfig) -> Promotion:
     config = canonical(cfg)
     recipe, simulated = recipe_hash(config), cfg.trainer.name == "simulated"
     same = [
-        r for r in records if r.stage == below and recipe_hash(r.config) == recipe and (simulated or not r.simulated)
+        (r, tried)
+        for r in records
+        if r.stage == below and (simulated or not r.simulated) and (tried := _config_with(r, recipe)) is not None
     ]
-    opened = [r for r in same if r.gate and r.gate["open"]]
+    opened = [(r, tried) for r, tried in same if r.gate and r.gate["open"]]
     if not opened:
-        return Promotion(None, (), "" if cfg.gate.start_anyway else _closed(cfg, below, same))
-    newest = opened[-1]
-    changes = tuple(c for c in changed_keys(newest.config, config) if _shown(c))
+        return Promotion(None, (), "" if cfg.gate.start_anyway else _closed(cfg, below, [r for r, _ in same]))
+    newest, tried = opened[-1]
+    changes = tuple(c for c in changed_keys(tried, config) if _shown(c))
     token = "read-" + hashlib.sha256("\n".join(changes).encode()).hexdigest()[:6]  # never a number on a command line
     more_cards = _cards(newest.config) != _cards(config)
     if more_cards and cfg.gate.acknowledge != token:
         return Promotion(newest.sweep_id, changes, _unread(_cards(newest.config), _cards(config), token))
     return Promotion(newest.sweep_id, changes, "")
+
+
+def _config_with(record: SweepRecord, recipe: str) -> Mapping[str, Any] | None:
+    """The sweep's configuration at the trials that had this recipe; None: none had it. A search may try several."""
+    overrides = {
+        json.dumps(t.planned.overrides, sort_keys=True): t.planned.overrides
+        for t in record.trials.values()
+        if t.state is not TrialState.PRUNED
+    }
+    tried = (_with_values(record.config, values) for values in overrides.values() or [{}])
+    return next((config for config in tried if recipe_hash(config) == recipe), None)
+
+
+def _with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A canonical configuration with other values for these dotted keys."""
+    if not values:
+        return config
+    changed = copy.deepcopy(dict(config))
+    for key, value in values.items():
+        *path, last = key.split(".")
+        part = changed
+        for name in path:
+            part = part[name]
+        part[last] = value
+    return changed
 
 
 def _closed(cfg: SweepConfig, below: str, same: Sequence[SweepRecord]) -> str:

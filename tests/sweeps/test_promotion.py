@@ -8,7 +8,8 @@ import pytest
 
 from sweeps.config import canonical, compose
 from sweeps.driver import EXIT_GATE, EXIT_OK, run
-from sweeps.journal import SweepRecord
+from sweeps.journal import AttemptRecord, SweepRecord, TrialRecord
+from sweeps.plan import make_plan
 from sweeps.promotion import promotion, recipe_hash
 
 SIMULATED = "trainer=simulated"
@@ -108,3 +109,23 @@ def test_the_whole_ladder_is_climbed_with_the_commands_that_are_printed(tmp_path
     token = re.search(r"gate.acknowledge=([\w-]+)", said)
     assert token
     assert run(compose([*multi, f"gate.acknowledge={token[1]}"])) == EXIT_OK
+
+
+def test_a_stage_stands_on_the_recipes_that_a_search_tried_and_on_no_other():
+    typed = (
+        "search=random",
+        "search.space.rollout.temperature=[0.8,0.9]",
+        "search.trials=2",
+        "search.lr_scaling=[hold]",
+    )
+    record = a_record("smoke", *typed, "search.prompts_per_step=[8]")
+    plan = make_plan(compose(["+stage=smoke", *typed, "search.prompts_per_step=[8]"]))
+    assert {t.overrides["rollout.temperature"] for t in plan.trials} == {0.8, 0.9}
+    record.trials = {t.trial_id: TrialRecord(t) for t in plan.trials}
+    step = a_step([record], "+stage=single", "rollout.temperature=0.8")
+    assert step.problem == ""
+    assert not any("temperature" in change for change in step.changes if not change.startswith("search."))
+    assert "no smoke of this recipe" in a_step([record], "+stage=single", "rollout.temperature=1.0").problem
+    for trial in record.trials.values():
+        trial.pruned, trial.attempts = "it did poorly", [AttemptRecord(1, "lease-1", 0, 0, "pruned")]
+    assert "no smoke of this recipe" in a_step([record], "+stage=single", "rollout.temperature=0.8").problem

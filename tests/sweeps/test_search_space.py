@@ -17,7 +17,9 @@ from sweeps.config_types import ConfigError, SweepConfig
 from sweeps.plan import PlannedTrial, make_plan, trial_spec
 from sweeps.report import terminal
 from sweeps.report.summary import next_command
+from sweeps.search.best import as_typed, best, instead_of
 from sweeps.search.space import Axis, axes, draw, draws, grid, recipes, with_values
+from tests.sweeps.in_process import a_sweep
 
 LR = "search.space.algorithm.lr={low:1e-6,high:1e-4,log:true}"
 PLACED = "search.space.algorithm.kl_placement=[loss,reward]"
@@ -309,6 +311,25 @@ def test_large_groups_over_few_prompts_get_a_warning_however_points_are_chosen(m
 def test_trials_that_are_examined_differently_get_a_warning():
     plan = make_plan(smoke(*ONE, "search.space.task.eval_questions=[32,64]"))
     assert any("task.eval_questions" in w and "do not compare" in w for w in plan.warnings)
+
+
+def test_the_best_point_can_be_typed_and_stands_for_what_was_typed_before(tmp_path):
+    space = ("search.space.rollout.temperature=[0.8,0.9]", "search.space.algorithm.dual_clip=[null,3.0]")
+    sweep = a_sweep(tmp_path, *ONE, *space, "stage.steps=2").run()
+    found = best(sweep.cfg, sweep.journal.record)
+    assert found is not None
+    assert (found.points, found.seeds) == (4, 1)
+    assert found.accuracy == max(t.summary.acc or 0 for t in sweep.journal.record.trials.values())
+    typed = instead_of(["+stage=smoke", "rollout.temperature=1.0", "model=tiny"], found.values)
+    cfg = compose([*typed, *found.batch])
+    assert cfg.rollout.temperature in (0.8, 0.9)
+    assert typed[:2] == ["+stage=smoke", "model=tiny"]
+    assert found.batch == ("search.prompts_per_step=[8]", "search.group_size=[8]", "search.lr_scaling=[hold]")
+
+
+def test_values_are_written_as_they_are_typed():
+    values = [None, True, 3, 1e-5, "clip", "Q: {question}", ["a", "b"]]
+    assert [as_typed(v) for v in values] == ["null", "true", "3", "1e-05", "clip", '"Q: {question}"', "[a,b]"]
 
 
 def test_the_next_stage_is_not_proposed_with_this_ones_search():
