@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CURSOR_TAG = "journal.sequence"
 MAX_METRICS_PER_BATCH = 900
+MOST_WAITING_METRICS = 50_000
+"""So many are held in memory at most, beside those of one event: a long journal is delivered part by part."""
 POLL_SECONDS = 2.0
 MAX_BACKOFF_SECONDS = 60.0
 
@@ -126,7 +128,7 @@ class Delivery:
                 self._cursor = int(run.data.tags.get(CURSOR_TAG, "0"))
 
     def deliver(self, ledger: Ledger) -> None:
-        """Everything since the cursor; the cursor moves once it is all there.
+        """Everything since the cursor, a part at a time; the cursor moves once a part is all there.
 
         Raises:
             Exception: whatever MLflow raises; the cursor stands, so the same events come again.
@@ -137,11 +139,17 @@ class Delivery:
             for event in sweep_events(ledger, self._sweep_id, after=self._cursor):
                 self._take(ledger, event, metrics)
                 last = event.sequence
-            for run_id in list(metrics):
-                self._flush(run_id, metrics)
+                if sum(map(len, metrics.values())) >= MOST_WAITING_METRICS:
+                    self._settle(last, metrics)
+            self._settle(last, metrics)
         except BaseException:
             self._evaluated.clear()  # of what was to be delivered, nobody knows what arrived
             raise
+
+    def _settle(self, last: int, metrics: dict[str, list[Any]]) -> None:
+        """Deliver what waits: all up to event `last` is there."""
+        for run_id in list(metrics):
+            self._flush(run_id, metrics)
         if last > self._cursor and self._parent is not None:
             self._client.set_tag(self._parent, CURSOR_TAG, str(last))
             self._cursor = last

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cost.ledger import Ledger
+from sweeps.journal import sweep_events
 from sweeps.tracking import CURSOR_TAG, Delivery, Tracker, default_uri
 from tests.sweeps.in_process import Sweep, a_sweep
 
@@ -143,3 +144,25 @@ def test_a_server_that_does_not_answer_is_said_once_and_delays_only_the_view(fin
     assert len(said) == 1
     assert "does not answer" in said[0]
     assert "goes on" in said[0]
+
+
+def test_a_long_journal_is_delivered_part_by_part(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]").run()
+    monkeypatch.setattr("sweeps.tracking.MOST_WAITING_METRICS", 100)
+    delivery = Delivery(default_uri(tmp_path), "test", tmp_path / "artifacts", "smoke-test-1")
+    moved: list[str] = []
+    set_tag = delivery._client.set_tag
+    monkeypatch.setattr(
+        delivery._client,
+        "set_tag",
+        lambda run, key, value: (moved.append(value) if key == CURSOR_TAG else None, set_tag(run, key, value))[1],
+    )
+    delivery.deliver(sweep.ledger)
+    assert len(moved) > 1
+    assert list(map(int, moved)) == sorted(map(int, moved))
+    assert int(moved[-1]) == max(e.sequence for e in sweep_events(sweep.ledger, "smoke-test-1"))
+    (child,) = runs_of(tmp_path, delivery.experiment_id)[1]
+    reward = MlflowClient(default_uri(tmp_path)).get_metric_history(child.info.run_id, "reward")
+    assert sorted(m.step for m in reward) == list(range(1, 21))
