@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from decimal import Decimal
 
 import pytest
@@ -11,6 +12,7 @@ from cost.prices import PriceBook
 from cost.records import FORECASTS
 from cost.report import sweep_report
 from sweeps.config import compose
+from sweeps.driver import run
 from sweeps.estimate import from_data_sheet, measured, sweep_seconds
 from sweeps.machine import find_price, forecast_labels
 from sweeps.plan import make_plan
@@ -89,3 +91,21 @@ def test_where_nothing_was_measured_nothing_is_forecast():
     rough = from_data_sheet(cfg)
     assert rough is not None
     assert forecast_labels(cfg, pricing, trial, rough) == {}, "a data sheet is no forecast"
+
+
+def test_a_second_sweep_has_the_forecasts_that_the_first_made_possible_in_its_cost_csv(tmp_path):
+    typed = [
+        "+stage=smoke",
+        "trainer=simulated",
+        f"paths.root={tmp_path}",
+        "search.prompts_per_step=[2]",
+        "resume=never",
+    ]
+    forecasts = []
+    for _ in range(2):
+        run(compose([*typed, "stage.steps=3"]))
+        (newest,) = sorted(tmp_path.glob("smoke-*/cost.csv"), key=lambda path: path.stat().st_mtime)[-1:]
+        with newest.open(encoding="utf-8") as file:
+            forecasts.append([row["forecast_p50"] for row in csv.DictReader(file) if row["row"] == "trial"])
+    assert forecasts[0] == [""]
+    assert Decimal(forecasts[1][0]) > 0
