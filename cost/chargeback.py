@@ -15,7 +15,6 @@ from cost.ledger import Ledger
 from cost.records import Lease, LedgerError
 
 STREAM = "chargeback"
-REQUIRED_STREAM = "required_tags"
 COST_CENTER = "cost_center"
 """The tag that a cost centre is kept under."""
 
@@ -44,15 +43,14 @@ def require(ledger: Ledger, names: Sequence[str]) -> None:
         if not name or set(name) & set(" ="):
             raise LedgerError(f"{name!r} is no name of a tag; write for example: owner project cost_center team")
     if list(required(ledger)) != list(names):
-        ledger.append_event(REQUIRED_STREAM, "set", {"names": list(names)}, str(ledger.now_ns()))
+        ledger.append_event(STREAM, "required", {"names": list(names)}, f"required:{ledger.now_ns()}")
 
 
 def required(ledger: Ledger) -> tuple[str, ...]:
     """What has to be said; nothing where nobody has set it."""
-    names: tuple[str, ...] = ()
-    for event in ledger.events(REQUIRED_STREAM):
-        names = tuple(event.body["names"])
-    return names
+    # By when it was said: books that were merged have entries in another order.
+    said = [event for event in ledger.events(STREAM) if event.kind == "required"]
+    return tuple(max(said, key=lambda event: event.at_ns).body["names"]) if said else ()
 
 
 def set_chargeback(ledger: Ledger, sweep_id: str, whom: Chargeback) -> None:
@@ -68,7 +66,7 @@ def sweeps_chargeback(ledger: Ledger, as_of_ns: int | None = None) -> dict[str, 
     return {
         event.body["sweep_id"]: Chargeback(event.body["owner"], event.body["project"], event.body["tags"])
         for event in ledger.events(STREAM)
-        if as_of_ns is None or event.at_ns <= as_of_ns
+        if event.kind == "set" and (as_of_ns is None or event.at_ns <= as_of_ns)
     }
 
 

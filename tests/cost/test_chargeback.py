@@ -118,5 +118,7 @@ def test_the_latest_requirement_counts(any_database, ledger, clock):
         clock.advance_seconds(1)
         require(ledger, names)
     assert required(ledger) == ("team", "cost_center")
-    assert len(list(ledger.events("required_tags"))) == 2
+    assert [event.kind for event in ledger.events("chargeback")] == ["required", "required"]
+    set_chargeback(ledger, "s1", Chargeback("ann"))
+    assert (sweeps_chargeback(ledger), required(ledger)) == ({"s1": Chargeback("ann")}, ("team", "cost_center"))
     assert Chargeback("ann", tags={"cost_center": "4711"}).lacking(required(ledger)) == ["team"]
