@@ -160,7 +160,8 @@ def cancel(
             if trial_id not in left:
                 typer.echo(f"{trial_id} is over already: {record.trials[trial_id].state}", err=True)
                 raise typer.Exit(2)
-        if trial is None and record.to_propose:
+        to_come = record.to_propose if trial is None else 0
+        if to_come:
             journal.append("search_ended", {"trials": len(record.trials)}, f"search_ended:{len(record.trials)}")
         elif not given_up:
             typer.echo(f"{record.sweep_id} has no trial left to give up", err=True)
@@ -169,7 +170,7 @@ def cancel(
         journal.catch_up()
         running = [t for t in given_up if record.trials[t].state is TrialState.RUNNING]
     word = f"; {len(running)} of them at their next word" if running else ""
-    typer.echo(f"{record.sweep_id}: {len(given_up)} trials are given up{word}")
+    typer.echo(f"{record.sweep_id}: {len(given_up) + to_come} trials are given up{word}")
 
 
 def _journal(ledger: Ledger, sweep: str) -> Journal:

@@ -35,6 +35,8 @@ def propose(cfg: SweepConfig, journal: Journal) -> list[str]:
     is then written down, too.
     """
     record = journal.record
+    if record.to_propose:
+        journal.catch_up()  # somebody may have ended the search
     if not record.to_propose:
         return []
     trials = next_point(cfg, record)[: record.to_propose]

@@ -9,10 +9,12 @@ import statistics
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cost.clock import FakeClock
 from cost.ledger import Ledger
 from rl.trainers.simulated_curves import State, accuracy, learnt_in_a_step
+from sweeps.__main__ import app
 from sweeps.config import compose
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.host import SweepHost
@@ -119,6 +121,19 @@ def test_the_sampler_finds_better_rates_than_chance_where_the_simulated_trainer_
         found = [t.summary.acc or 0 for t in record.trials.values()]
         better += statistics.fmean(found[20:]) > statistics.fmean(found[:10])
     assert better == 5
+
+
+def test_a_search_that_somebody_gives_up_proposes_no_more(tmp_path):
+    sweep = a_sweep(tmp_path, "search=optuna", "search.trials=9", *SMALL)
+    attempt = sweep.host.next_attempt()
+    assert attempt is not None
+    sweep.host.abandon("lost", "not granted")
+    result = CliRunner().invoke(app, ["cancel", "last", "--root", str(tmp_path)])
+    assert "9 trials are given up" in result.output
+    sweep.run()
+    record = sweep.journal.record
+    assert [t.state for t in record.trials.values()] == [TrialState.CANCELLED]
+    assert record.left == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
