@@ -148,4 +148,8 @@ def _of_trial(trial: TrialRecord) -> tuple[float, float] | None:
     fixed_ns = sum(summary.started.phase_card_ns.values()) // summary.started.cards
     fixed_ns += summary.evaluation_wall_ns
     fixed_ns += summary.checkpoint.wall_ns if summary.checkpoint else 0
+    first = trial.attempts[0]
+    if len(trial.attempts) == 1 and first.outcome == "completed" and first.ended_ns is not None:
+        # Its cards were held for all of this: the start of its process is in no word of it.
+        fixed_ns = max(fixed_ns, first.ended_ns - first.started_ns - summary.wall_ns)
     return summary.wall_ns / NS_PER_SECOND / completions, fixed_ns / NS_PER_SECOND

@@ -54,7 +54,7 @@ def test_a_trial_that_does_not_fit_is_not_started_and_the_sweep_says_why(tmp_pat
     assert sweep.host.stopped is not None
     for said in (
         "budget: no trial that is left fits",
-        "a trial needs 0.94 USD",
+        "a trial needs 0.96 USD",
         "limit 2 USD (budget.sweep_limit)",
         "1.60 USD spent",
     ):
