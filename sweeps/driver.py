@@ -114,6 +114,8 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                     return _run_sweep(session)
                 except StoreError as error:
                     print_stopped(console, error, typed)
+                    if held := leaving.still_held(cfg, None, holding.per_hour(pricing)):
+                        session.tell(f"Machine:  {held}")
                     return EXIT_FAILED
     except (StoreError, ConfigError) as error:
         undone = f"\n{holding.undone(cfg, root, pricing)}" if came_up else ""

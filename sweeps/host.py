@@ -249,12 +249,6 @@ class SweepHost:
     def stopping(self) -> bool:
         return self._stop is not None
 
-    def _watch_idleness(self, now_ns: int) -> None:
-        if any(h.granted and not h.ended for h in self._held.values()):
-            self._busy_ns = now_ns
-        elif self._idle_limit_ns is not None and now_ns - self._busy_ns >= self._idle_limit_ns:
-            self.stop(f"interrupted: nothing has run for machine.max_idle={self._cfg.machine.max_idle}")
-
     def on_tick(self) -> None:
         now_ns = self._ledger.now_ns()
         self._watch_idleness(now_ns)
@@ -367,6 +361,12 @@ class SweepHost:
         if advice.factor == 1.0 or (advice.action == "raise" and trial.lr_was_raised):
             return Continue()
         return SetLr(trial.lr * advice.factor)
+
+    def _watch_idleness(self, now_ns: int) -> None:
+        if any(h.granted and not h.ended for h in self._held.values()):
+            self._busy_ns = now_ns
+        elif self._idle_limit_ns is not None and now_ns - self._busy_ns >= self._idle_limit_ns:
+            self.stop(f"interrupted: nothing has run for machine.max_idle={self._cfg.machine.max_idle}")
 
     def _watch_budget(self) -> None:
         if self._purse and not self._stop:

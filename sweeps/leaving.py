@@ -147,10 +147,13 @@ def leave(
     )
 
 
-def still_held(cfg: SweepConfig, state: LeaseState, per_hour: str) -> str:
-    """What a person should know of the bill at the end of a sweep; empty where there is nothing to know."""
+def still_held(cfg: SweepConfig, state: LeaseState | None, per_hour: str) -> str:
+    """What a person should know of the bill at the end of a sweep; empty where there is nothing to know.
+
+    `state` is None where the ledger cannot be read any more.
+    """
     machine = cfg.machine
-    if not is_real(cfg) or machine.purchase == "own" or state.lease.purchase == "own":
+    if not is_real(cfg) or machine.purchase == "own" or (state and state.lease.purchase == "own"):
         return ""
     hint = "" if machine.down else ", or let machine.down do it next time"
     return (

@@ -108,6 +108,14 @@ def usable_cards(nodes: Sequence[Node], cards_per_trial: int) -> int:
     return sum(trials) * cards_per_trial
 
 
+def on_node(node_id: str) -> dict[str, float]:
+    """A sliver of the resource that only this node has: who asks for it is placed there."""
+    import ray
+
+    address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node_id), None)
+    return {f"node:{address}": 0.001} if address else {}
+
+
 def _never_fits(nodes: Sequence[Node], device: str, cards_per_trial: int, where: str) -> str:
     kind = resource_of(device)
     wanted = f"a trial needs a CPU and {cards_per_trial} x {kind} of one node (search.cards_per_trial)"

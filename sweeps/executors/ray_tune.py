@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rl.codec import from_json, message_from_json, to_json
 from rl.spec import Continue, Finished, TrialSpec
 from sweeps.executors import Attempt, Host, outcome_of
-from sweeps.executors.cluster import alive_nodes, resource_of, start_local, usable_cards
+from sweeps.executors.cluster import alive_nodes, on_node, resource_of, start_local, usable_cards
 from sweeps.executors.processes import MARK, Family, end_family, end_marked, own_family
 
 RELEASE_DEADLINE_SECONDS = 60.0
@@ -124,12 +124,11 @@ class RayTuneExecutor:
         self._most_cards, self._cards = len(cards), len(cards)
         self._running: dict[str, _Running] = {}
         self._tune_trials: dict[str, Any] = {}
-        self._withheld: list[Any] = []
+        self._withheld: list[tuple[_Running, Any]] = []
         self._withheld_cards = 0
         self._looked_at = 0.0
-        self._own = not ray.is_initialized()
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="clearing")
-        if self._own:
+        if not ray.is_initialized():
             end_marked(self._mark_prefix)
             start_local(cards, device)
         self._here = ray.get_runtime_context().get_node_id()
@@ -195,12 +194,15 @@ class RayTuneExecutor:
         first_word = running.family is None
         running.family, running.last_word = from_json(Family, result["family"]), time.monotonic()
         if first_word:
-            held = self._wait_for_those_that_end()
+            self._wait_for_those_that_end()
             self._grant(running, result["group"], running.family.node)
             running.last_word = time.monotonic()
-            if held:
+            if held := self._holders_of_its_cards(running.node):
                 running.outcome = ("preempted", f"its cards were given to it while {held} still held them")
                 self._clear(running, patience_seconds=0.0)
+                self._still_there(running, timeout=RELEASE_DEADLINE_SECONDS)  # before Tune lets it begin
+            return
+        if running.outcome is not None:  # it is being ended
             return
         if error := result.get("error"):
             running.outcome = (error[0], error[1])
@@ -280,14 +282,18 @@ class RayTuneExecutor:
             if group["state"] == "CREATED" and any(self._resource in b for b in group["bundles"].values())
         }
 
-    def _wait_for_those_that_end(self) -> str:
-        """Until every attempt that ended has let go of its cards; names those of them that did not."""
-        ending = {k: r for k, r in self._running.items() if r.ended_at is not None}
-        before = self._withheld_cards
+    def _wait_for_those_that_end(self) -> None:
+        """Until every attempt that ended has let go of its cards, or has had its time for it."""
+        ending = [k for k, r in self._running.items() if r.ended_at is not None]
         while any(k in self._running for k in ending):
             self.tick()
             time.sleep(0.05)
-        return ", ".join(str(r.attempt) for r in ending.values()) if self._withheld_cards > before else ""
+
+    def _holders_of_its_cards(self, node: str) -> str:
+        """Attempts whose cards on this node are to be withheld, and which Ray gave to somebody else before."""
+        return ", ".join(
+            str(r.attempt) for r, group in self._withheld if r.node == node and not group.wait(timeout_seconds=1)
+        )
 
     def _clear(self, running: _Running, patience_seconds: float) -> None:
         """Begin to end its processes, on the node that they are on."""
@@ -315,8 +321,8 @@ class RayTuneExecutor:
         """Keep as many cards of its node from being handed out again as it still holds."""
         cards = running.attempt.spec.cards
         self._withheld_cards += cards
-        there = {self._resource: cards, **_on_node(running.node)}
-        self._withheld.append(ray.util.placement_group([there]))
+        there = {self._resource: cards, **on_node(running.node)}
+        self._withheld.append((running, ray.util.placement_group([there])))
         self._looked_at = 0.0
 
     def _end(self, running: _Running, outcome: str, message: str) -> None:
@@ -367,12 +373,6 @@ def _end_there(family: Family, patience_seconds: float, kill_seconds: float) -> 
     return end_family(family, patience_seconds, kill_seconds)
 
 
-def _on_node(node: str) -> dict[str, float]:
-    """A sliver of the resource that only this node has."""
-    address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node), None)
-    return {f"node:{address}": 0.001} if address else {}
-
-
 def _why_it_died(trial: Any) -> str:
     """The sentence of Ray's error that gives the reason."""
     try:
@@ -389,7 +389,7 @@ def _bundles(resource: str, config: dict[str, Any]) -> tune.PlacementGroupFactor
 
 
 class _NotSaved:
-    """Tune pickles what it was given into a state that nobody reads: this process's books stay out of it."""
+    """Tune pickles what it was given into a state that nobody reads: books stay out of it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

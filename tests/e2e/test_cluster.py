@@ -33,7 +33,7 @@ def cluster(tmp_path_factory) -> Iterator:
     patch.setenv("RAY_AUTH_TOKEN", TOKEN)
     from ray.cluster_utils import Cluster
 
-    quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_timeout_ms": 2000}
+    quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 4, "health_check_timeout_ms": 4000}
     started = Cluster(initialize_head=True, head_node_args=NODE | {"_system_config": quick})
     started.add_node(**NODE)
     yield started

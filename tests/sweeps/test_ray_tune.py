@@ -14,7 +14,8 @@ import pytest
 
 from rl.spec import CheckpointWritten, Command, Continue, Event, Finished, SetLr, Started, StepReport, Stop
 from sweeps.config import compose
-from sweeps.executors import Attempt
+from sweeps.executors import Attempt, ray_tune
+from sweeps.executors.processes import Family
 from sweeps.executors.ray_tune import AttemptActor
 from sweeps.plan import make_plan, trial_spec
 
@@ -148,21 +149,29 @@ def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_c
 def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_one_gets_its_card(
     ray_of_one_card, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(ray_of_one_card, "_silence_seconds", 8.0)
+    def silence(seconds: float) -> None:
+        monkeypatch.setattr(ray_of_one_card, "_silence_seconds", seconds)
+
     hangs = attempts(tmp_path, "trainer.simulated.hang_at_step=2", "search.prompts_per_step=[2]")
     other = attempts(tmp_path)[1:2]
     pids = []
 
     class Watching(Recorder):
         def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
-            pids.append(ray_of_one_card.pid_of(attempt))
+            if isinstance(message, StepReport) and not pids:
+                pids.append(ray_of_one_card.pid_of(attempt))
+                silence(2.0)  # not before: a busy machine takes its time to start a process
             return super().on_message(attempt, sequence, message)
+
+        def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+            silence(1800.0)
+            super().on_ended(attempt, outcome, message)
 
     host = Watching(hangs + other)
     ray_of_one_card.run(host)
     outcome, message = host.ended[str(hangs[0])]
     assert outcome == "hung"
-    assert "no word for 8 s" in message
+    assert "no word for 2 s" in message
     assert host.ended[str(other[0])][0] == "completed"
     assert host.released == {str(a): True for a in hangs + other}
     assert not psutil.pid_exists(pids[0])
@@ -189,12 +198,13 @@ def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begi
                 ]
                 for child in children:
                     (notes / str(child.pid)).touch()
-                if os.fork() == 0:
+                if (middle := os.fork()) == 0:
                     if (grandchild := os.fork()) != 0:
                         (notes / str(grandchild)).touch()
                         os._exit(0)
                     time.sleep(600)
                     os._exit(0)
+                os.waitpid(middle, 0)
             return said
 
     monkeypatch.setattr(ray_of_one_card, "actor", Leaky)
@@ -206,6 +216,32 @@ def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begi
     left = [int(p.name) for p in notes.iterdir()]
     assert len(left) == 6
     assert not [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def test_a_process_that_cannot_be_ended_is_told_of_and_its_card_is_not_handed_out_again(
+    ray_of_one_card, tmp_path, monkeypatch
+):
+    """The last but one: this Ray has no card to give afterwards."""
+    first, second = attempts(tmp_path)[:2]
+    end_family = ray_tune.end_family
+
+    def stuck(family: Family, *patience: float) -> list[str]:
+        left = end_family(family, *patience)
+        return ["process 7 (stuck in its driver)"] if str(first) in family.mark else left
+
+    monkeypatch.setattr(ray_tune, "end_family", stuck)
+
+    class Ending(Recorder):
+        def stopping(self) -> bool:
+            return 0 in self.cards
+
+    host = Ending([first, second])
+    ray_of_one_card.run(host)
+    assert host.ended[str(first)][0] == "completed"
+    assert host.released[str(first)] is False
+    assert host.cards == [0]
+    assert str(second) not in host.messages
+    assert host.ended.get(str(second), ("preempted", ""))[0] == "preempted"
 
 
 def test_closing_leaves_no_process_behind(ray_of_one_card):
