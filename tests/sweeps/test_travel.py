@@ -313,6 +313,17 @@ def test_by_way_of_a_bucket(home, tmp_path, bucket, keys):
     assert states(home / "ledger.db") == states(tmp_path / "box" / "ledger.db")
 
 
+def test_push_asks_where_to_and_says_when_nobody_answers(home, monkeypatch, keys):
+    from sweeps import saving
+
+    monkeypatch.setattr(saving, "TRIES", 1)
+    monkeypatch.setattr(saving.time, "sleep", lambda seconds: None)
+    assert "--to s3://bucket/prefix" in sweeps("push", "--root", home, fails=True)
+    nobody = ["--to", "s3://books/x", "--endpoint-url", "http://127.0.0.1:9"]
+    assert "Could not connect" in sweeps("push", "last", "--root", home, *nobody, fails=True)
+    assert "there is no sweep 'other'" in sweeps("push", "other", "--root", home, fails=True)
+
+
 def test_a_price_book_that_differs_is_set_beside_or_taken(archive, tmp_path, monkeypatch):
     conf = tmp_path / "conf"
     shutil.copytree(CONF_DIR / "pricing", conf / "pricing")
