@@ -367,7 +367,8 @@ class Ledger(Entries, Reservations):
 
     def close_dead(self, *, silent_ns: int = SILENT_NS) -> list[Usage]:
         """End the usages whose driver is dead, as LOST and `end_estimated`, at the last moment at which they were known
-        to be held: their last heartbeat, or the last report of their trial. Returns them.
+        to be held: their last heartbeat, or the last report of their trial. Returns them. One whose `state` had been
+        told to be an outcome keeps that.
 
         A driver is dead when its process is gone (on this host), or when it has been silent for `silent_ns` (on
         another). Leases stay open: the machine is still there, and paid for.
@@ -387,9 +388,12 @@ class Ledger(Entries, Reservations):
                     continue
                 reported = select(func.max(schema.phase.c.written_ns)).where(schema.phase.c.usage_id == usage_id)
                 to_ns = max(usage.last_heartbeat_ns, connection.execute(reported).scalar() or 0)
-                row = {"usage_id": usage_id, "to_ns": to_ns, "outcome": "LOST", "estimated": 1}
+                # An attempt that was over, and only held its cards still, is not lost.
+                said = usage.labels.get("state", "")
+                outcome = said if said in OUTCOMES else "LOST"
+                row = {"usage_id": usage_id, "to_ns": to_ns, "outcome": outcome, "estimated": 1}
                 connection.execute(schema.usage_end.insert(), row | self._signature())
-                closed.append(replace(usage, to_ns=to_ns, outcome="LOST", end_estimated=True))
+                closed.append(replace(usage, to_ns=to_ns, outcome=outcome, end_estimated=True))
         return closed
 
     # Inside -----------------------------------------------------------------------------------------------------------

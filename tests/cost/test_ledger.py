@@ -581,3 +581,16 @@ def test_a_clock_that_was_days_ahead_is_not_followed(place, make_lease):
     clock.utc = right
     with Ledger.open(place, clock) as after:
         assert after.now_ns() == right
+
+
+def test_an_attempt_that_was_over_when_its_driver_died_is_not_lost(place, clock, make_lease):
+    with Ledger.open(place, clock) as killed:
+        killed.open_lease(make_lease())
+        killed.attach("L1", "s1")
+        killed.start_usage(KEY, "s1", Decimal(1), {"state": "RUNNING"})
+        killed.set_labels(KEY, {"state": "COMPLETED"})
+        with killed._store.write() as connection:
+            connection.execute(text("UPDATE driver SET process_start = 'of another process'"))
+    with Ledger.open(place, clock) as after:
+        (closed,) = after.close_dead()
+        assert (closed.outcome, closed.end_estimated) == ("COMPLETED", True)
