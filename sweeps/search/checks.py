@@ -85,7 +85,7 @@ def _pruning(config: SweepConfig) -> Iterator[str]:
 
 def _axis(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
     where = f"search.space.{key}"
-    if key not in TRIAL_KEYS and key.partition(".")[0] not in SECTIONS:
+    if key == "trainer.name" or (key not in TRIAL_KEYS and key.partition(".")[0] not in SECTIONS):
         yield f"{where}: {_not_searchable(key)}"
         return
     search = config.search
@@ -155,6 +155,8 @@ def _one_point(config: SweepConfig) -> dict[str, Any]:
 def _not_searchable(key: str) -> str:
     if key == "stage.steps":
         return "all trials of a stage are of the same length: gates and estimates count on it"
+    if key == "trainer.name":
+        return "one trainer runs all trials of a sweep: run another one with trainer="
     if key == "search.seeds":
         return "seeds repeat a point and are not searched: search.seeds=[0,1,2]"
     return f"{key} cannot change a trial's result: nothing to search in it"

@@ -88,6 +88,7 @@ REFUSED = [
     (["search.space.trainer.simulated.acc_final=[0.5,0.6]"], ("cannot change a trial's result",)),
     (["search.space.paths.root=[a,b]"], ("cannot change a trial's result",)),
     (["search.space.stage.steps=[10,20]"], ("of the same length",)),
+    (["search.space.trainer.name=[native,simulated]"], ("one trainer runs all trials",)),
     (["search.space.search.seeds=[0,1]"], ("search.seeds=[0,1,2]",)),
     ([WHEN], ("names algorithm.kl_placement, which is not varied",)),
     ([PLACED, WHEN.replace(":loss", ":los")], ("algorithm.kl_placement=los", "loss, reward")),
