@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,10 +161,16 @@ class Delivery:
         """What should be sent, newest first: on this disk, to be kept, and not in the bucket."""
         there = self._there(trial_id)
         # Of several reports of one folder, the last says what is in it now.
-        latest = {one.path: one for _, one in sorted(trial.reported.items())}
+        latest = {self._place_of(trial_id, one): one for _, one in sorted(trial.reported.items())}
+        latest = {path: replace(one, path=path) for path, one in latest.items()}
         here = [one for one in latest.values() if one.ident not in there and one.path.is_dir()]
         kept = self._keep.keep({one.ident for one in here} | there, trial.accuracy)
         return sorted((one for one in here if one.ident in kept), key=lambda one: one.ident, reverse=True)
+
+    def _place_of(self, trial_id: str, one: Reported) -> Path:
+        """Where it was written, or in the sweep's own folder: then it came in an archive."""
+        own = self._dir / checkpoints.CHECKPOINTS / trial_id / one.path.name
+        return own if not one.path.is_dir() and own.is_dir() else one.path
 
     def _deliver_trial(self, trial_id: str, trial: _Trial) -> None:
         assert self._stored is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import random
 import socket
 import threading
 from collections import Counter
@@ -20,12 +21,19 @@ Fault = Literal["503", "truncated", "dropped"]
 
 
 def free_port() -> int:
-    """A port whose neighbour 10,000 above, which the server uses too, is a port as well."""
+    """A port that is free, and so is its neighbour 10,000 above, which SeaweedFS uses too.
+
+    Below those that the system hands out by itself: such a one may be somebody's between the look and the use.
+    """
     while True:
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            if (port := probe.getsockname()[1]) < 50_000:
-                return port
+        port = random.SystemRandom().randrange(11_000, 22_000)
+        with closing(socket.socket()) as one, closing(socket.socket()) as other:
+            try:
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+            return port
 
 
 class FaultyS3:

@@ -258,6 +258,17 @@ def test_a_bucket_that_refuses_is_found_before_anything_is_written(tmp_path, buc
     assert not (tmp_path / "runs" / "ledger.db").exists()
 
 
+def test_a_checkpoint_that_came_in_an_archive_is_sent_too(tmp_path, bucket):
+    run(config(tmp_path / "a", bucket, storage="local"))
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    cfg = config(tmp_path / "b", bucket)
+    sweep_id, _ = the_sweep(tmp_path / "b" / "ledger.db")
+    assert f"at step {STEPS}: {tmp_path / 'b'}" in left_of(cfg, sweep_id)[0]
+    with Ledger.open(tmp_path / "b" / "ledger.db", read_only=True) as ledger:
+        assert saving.push(cfg.storage, ledger, sweep_id, tmp_path / "b" / sweep_id, print) == []
+    assert STEPS in steps_in_bucket(bucket, sweep_id)
+
+
 def test_a_checkpoint_that_came_into_the_sweeps_own_folder_is_found(tmp_path, bucket, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         interrupted_after(patch, 18)
