@@ -151,6 +151,8 @@ def _grid_trials(cfg: SweepConfig) -> tuple[tuple[PlannedTrial, ...], int]:
     return tuple(found.values()), taken
 
 
+MOST_NOISE = 0.1
+"""Half of the 95 % interval of an accuracy of 0.5 above which early stopping gets a warning."""
 MISSES_IN_A_ROW = 2000
 """After so many draws that bring nothing new, a space is taken to have no more points."""
 
@@ -257,4 +259,11 @@ def _warnings(cfg: SweepConfig) -> tuple[str, ...]:
         for key in ends
         if key.startswith(MEASURED_WITH)
     ]
+    answers = cfg.task.eval_questions * cfg.evaluation.samples_per_question
+    known_to = 1.96 * math.sqrt(0.25 / answers)
+    if cfg.search.pruning != "none" and known_to > MOST_NOISE:
+        found.append(
+            f"search.pruning={cfg.search.pruning} compares accuracies over {answers} answers, where 0.5 is known to "
+            f"+-{known_to:.2f} (95 %): it will end trials by chance; more task.eval_questions tell them apart"
+        )
     return tuple(found)

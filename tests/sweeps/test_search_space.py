@@ -309,6 +309,15 @@ def test_large_groups_over_few_prompts_get_a_warning_however_points_are_chosen(m
     assert any("grows to 16 while prompts_per_step is 4" in w and "diminish" in w for w in plan.warnings)
 
 
+def test_ending_trials_by_few_questions_gets_a_warning_with_how_few_they_are():
+    early = ("search.pruning=median", "evaluation.every_steps=5")
+    (warning,) = make_plan(smoke(*early, "task.eval_questions=64")).warnings
+    assert "64 answers" in warning
+    assert "+-0.12" in warning
+    assert make_plan(smoke(*early, "task.eval_questions=100")).warnings == ()
+    assert make_plan(smoke("task.eval_questions=16")).warnings == ()
+
+
 def test_trials_that_are_examined_differently_get_a_warning():
     plan = make_plan(smoke(*ONE, "search.space.task.eval_questions=[32,64]"))
     assert any("task.eval_questions" in w and "do not compare" in w for w in plan.warnings)
