@@ -216,12 +216,18 @@ def _end(
 def _cannot_be_paid(session: Session, purse: Purse) -> bool:
     """Whether not even one trial fits into a budget; if so, it is said, and nothing more is held."""
     cfg, ledger = session.cfg, session.ledger
-    held = ledger.open_lease_of(machine_instance(cfg, session.record.sweep_id)) is not None
-    if not (refusal := purse.refusal(held)):
+    sweep_id = session.record.sweep_id
+    held = ledger.open_lease_of(machine_instance(cfg, sweep_id))
+    if not (refusal := purse.refusal(held is not None)):
         return False
     session.journal.append("driver_ended", {"how": "budget", "why": refusal}, f"driver_ended:{ledger.now_ns()}")
     print_budget(session.console, refusal, session.typed)
-    if cfg.machine.up and leaving.is_real(cfg) and not held:
+    if held is not None and sweep_id in held.sweeps:  # a driver of this sweep died and left the machine
+        going = leaving.goes(cfg, "budget", refusal)
+        if not going:
+            ledger.detach(held.lease.lease_id, sweep_id, "budget")
+        holding.leave(session, held.lease.lease_id, going)
+    elif cfg.machine.up and leaving.is_real(cfg) and held is None:
         session.tell(leaving.undo_up(cfg.machine, holding.per_hour(session.pricing)))
     return True
 

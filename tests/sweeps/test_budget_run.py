@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.cli import app
+from cost.clock import FakeClock
 from cost.ledger import Ledger
 from sweeps.config import compose
 from sweeps.driver import EXIT_BUDGET, EXIT_INTERRUPTED, EXIT_OK, run
@@ -90,3 +92,19 @@ def test_a_paused_sweep_that_is_interrupted_leaves_closed_books_and_can_be_resum
         assert not ledger.leases(only_open=True)
         assert ledger.reservations() == []
     assert a_run() == EXIT_OK
+
+
+def test_a_machine_that_a_killed_driver_left_is_given_back_when_its_sweep_is_refused(a_run, tmp_path):
+    assert a_run("budget.sweep_limit=0.0001 USD") == EXIT_BUDGET
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        (sweep_id,) = sweep_ids(ledger)
+        before = ledger.leases()[0].lease
+        left = dataclasses.replace(before, lease_id="left", from_ns=None)
+    clock = FakeClock(utc=10**9 * 2_000_000_000)
+    with Ledger.open(tmp_path / "ledger.db", clock) as ledger:
+        ledger.open_lease(left)
+        ledger.attach("left", sweep_id)
+    assert a_run("budget.sweep_limit=0.0001 USD") == EXIT_BUDGET
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        assert not ledger.leases(only_open=True)
+        assert len(ledger.leases()) == 2
