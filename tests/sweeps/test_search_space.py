@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.codec import from_json, to_json
-from sweeps.config import canonical, compose
+from sweeps.config import CONF_DIR, canonical, compose
 from sweeps.config_types import ConfigError, SweepConfig
 from sweeps.plan import PlannedTrial, make_plan, trial_spec
 from sweeps.report import terminal
@@ -346,6 +347,13 @@ def test_the_next_stage_is_not_proposed_with_this_ones_search():
     assert "search" not in next_command(
         "single", ["+stage=smoke", "search=optuna", LR, "search.trials=3", "model=tiny"]
     )
+
+
+def test_the_guides_commands_are_plans_without_a_warning():
+    text = (CONF_DIR.parent / "docs/search.md").read_text().replace("\\\n", "")
+    commands = [line for line in text.splitlines() if line.startswith("python sweep.py")]
+    assert [make_plan(compose(shlex.split(c)[2:])).size for c in commands] == [20, 30, 40]
+    assert not any(make_plan(compose(shlex.split(c)[2:])).warnings for c in commands)
 
 
 def test_plans_fit_into_a_hundred_columns(capsys):
