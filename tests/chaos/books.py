@@ -243,6 +243,8 @@ def _durations(ledger: Ledger, plan: Plan, record: SweepRecord) -> Iterator[str]
         if last.outcome != "completed":
             continue
         usage = usages[trial.trial_id, last.attempt]
+        if usage.outcome != "COMPLETED":
+            yield f"{trial.trial_id}/{last.attempt} was completed, and its usage ended as {usage.outcome}"
         step_s = Fraction(STEP_S) + Fraction(COMPLETION_S) * trial.planned.prompts_per_step * 2
         to_do = range(last.from_step + 1, plan.steps + 1)
         checkpoints = sum(1 for n in to_do if n % plan.checkpoint_every == 0 or n == plan.steps)
@@ -270,7 +272,9 @@ def _money(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
 
 
 def _left_behind(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
-    """No lease is open, and the checkpoint that the journal names is whole."""
+    """No lease is open, no money set aside, and the checkpoint that the journal names is whole."""
+    if aside := ledger.reservations():
+        yield f"money is still set aside for {aside}"
     for state in ledger.leases():
         if state.to_ns is None:
             yield f"lease {state.lease.lease_id} is still open"

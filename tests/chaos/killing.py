@@ -60,7 +60,13 @@ class Plan:
 
 KILLED_ANYWHERE = (
     Plan("one card", ("search.prompts_per_step=[2,4]",)),
-    Plan("cards side by side", ("machine=h100x8", "search.prompts_per_step=[2,4,6]", "search.max_concurrent=2")),
+    Plan(
+        "cards side by side",
+        (
+            *("machine=h100x8", "search.prompts_per_step=[2,4,6]", "search.max_concurrent=2"),
+            "budget.sweep_limit=500 USD",
+        ),
+    ),
     Plan("two checkpoints", ("search.prompts_per_step=[2]", "trainer.keep_checkpoints=2"), 9, 1),
     Plan("many words a second", ("search.prompts_per_step=[2,4]",), 12, 3, times_faster=40),
     Plan("preempted", ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4")),

@@ -57,6 +57,7 @@ def test_a_sweep_killed_at_any_point_goes_on_and_its_books_are_right(workers, tm
 
 
 @pytest.mark.slow  # as above, at 500 points: minutes
+@pytest.mark.timeout(1800)
 def test_five_hundred_points(workers, tmp_path):
     outcomes = kill_at_points(workers, tmp_path, 500, first_seed=1000)
     assert_nothing_wrong(outcomes)
@@ -68,6 +69,7 @@ def test_mlflow_has_every_step_once_after_a_killed_sweep_was_delivered_again(wor
 
 
 @pytest.mark.slow  # opening MLflow's store takes seconds for every driver
+@pytest.mark.timeout(1800)
 def test_mlflow_after_many_killed_sweeps(workers, tmp_path):
     cases = [Case(plan.name, seed, 4, mlflow=True) for seed in (3, 4, 5) for plan in KILLED_ANYWHERE]
     assert_nothing_wrong(run(workers, tmp_path, cases))
