@@ -1,0 +1,55 @@
+"""A real trial whose machine is lost: another one goes on with what lies in the bucket and in the database alone."""
+
+from __future__ import annotations
+
+import shutil
+
+import psutil
+import pytest
+
+from cost.bucket import connected
+from cost.ledger import Ledger
+from sweeps.checkpoints import Place, stored
+from sweeps.journal import load, sweep_ids
+from sweeps.words import steps_of
+from tests.e2e.test_real_sweep import family, start
+
+STEPS = 30
+
+
+@pytest.mark.slow  # two starts of Ray and of torch: a minute and a half; simulated trials prove the same in seconds
+def test_a_real_trial_goes_on_elsewhere_after_its_machine_is_lost(tmp_path, tmp_path_factory, bucket, postgres, keys):
+    cache = tmp_path_factory.mktemp("cache")
+    more = [f"stage.steps={STEPS}", "search.prompts_per_step=[2]", "search.lr_scaling=[hold]", "storage=s3"]
+    more += [f"storage.bucket={bucket.name}", f"storage.prefix={bucket.prefix}", f"storage.database_url='{postgres}'"]
+    more += [f"storage.endpoint_url={bucket.endpoint_url}"]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    lost = start(tmp_path / "a", cache, *more)
+    assert lost.stdout is not None
+    for line in lost.stdout:
+        if f"/{STEPS} " in line and in_bucket(bucket, postgres):
+            break
+    processes = family(lost)
+    lost.kill()
+    lost.wait(timeout=30)
+    psutil.wait_procs(processes, timeout=60)
+    shutil.rmtree(tmp_path / "a")
+
+    told, _ = start(tmp_path / "b", cache, *more).communicate(timeout=300)
+    assert "fetched from s3://" in told, told
+    assert "starts afresh" not in told
+    with Ledger.open(postgres, create=False, read_only=True) as ledger:
+        (sweep_id,) = sweep_ids(ledger)
+        (trial,) = load(ledger, sweep_id).trials.values()
+        assert sorted(steps_of(ledger, sweep_id, trial.trial_id)) == list(range(1, STEPS + 1)), told
+    assert trial.attempts[-1].from_step > 0
+    assert trial.attempts[-1].outcome == "completed"
+
+
+def in_bucket(bucket, postgres: str) -> bool:
+    """Whether a checkpoint has arrived."""
+    with Ledger.open(postgres, create=False, read_only=True) as ledger:
+        (sweep_id,) = sweep_ids(ledger)
+    with connected(bucket) as client:
+        return bool(stored(client, Place(bucket, sweep_id))[0])
