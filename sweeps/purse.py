@@ -94,6 +94,9 @@ class Purse:
         `held`: the machine is, already, so that its first moment costs nothing more.
         """
         row = self._row
+        dear = [self._limits.trial_reached(t.trial_id, None, full=True) for t in self._record.unfinished]
+        if dear and all(dear) and not self._record.to_propose:
+            return f"no trial is started: {dear[0]}"
         if not self._limits or row is None:
             return None
         self._limits.look(full=True)
@@ -139,9 +142,7 @@ class Purse:
             return chosen
         self._tight = True
         if not self._running and not self._handed_out and waiting.all_ready(now_ns):
-            first = trials[waiting.all()[0]]
-            why = self._why_not_now(first) or self._lacks(self._bound(first))
-            self._reach(f"no trial that is left fits: {why}")
+            self._reach_for_want_of_room([trials[trial_id] for trial_id in waiting.all()])
         return None
 
     def reserve(self, key: UsageKey) -> Reservation | None:
@@ -210,6 +211,14 @@ class Purse:
         elif reached:
             self._reach(reached)
 
+    def _reach_for_want_of_room(self, left: list[TrialRecord]) -> None:
+        """Nothing runs, and none of these, all that wait, can be started."""
+        may_go_on = [t for t in left if not self._limits.trial_reached(t.trial_id, None)]
+        if not may_go_on:  # no wait would help
+            self.over = f"budget: no trial that is left fits: {self._limits.trial_reached(left[0].trial_id, None)}"
+            return
+        self._reach(f"no trial that is left fits: {self._lacks(self._bound(may_go_on[0]))}")
+
     def _reach(self, why: str) -> None:
         """A limit is reached, or has no room for anything that is left."""
         if self._cfg.budget.at_limit == "stop":
@@ -261,7 +270,9 @@ class Purse:
 
     def _cheapest(self) -> Bound | None:
         """The least of the bounds of what is left to do; None: nothing tells."""
-        known = [b for t in self._record.unfinished if t.trial_id not in self._running and (b := self._bound(t))]
+        left = [t for t in self._record.unfinished if t.trial_id not in self._running]
+        may_go_on = [t for t in left if not self._limits.trial_reached(t.trial_id, None)]
+        known = [bound for t in may_go_on if (bound := self._bound(t))]
         return min(known, key=lambda bound: bound.pico, default=None)
 
     def _set_aside(self, key: UsageKey, bound: Bound) -> Reservation:

@@ -178,6 +178,17 @@ def test_a_trial_at_its_own_limit_keeps_no_other_from_starting(tmp_path, book):
     assert other.trial_id != attempt.trial_id
 
 
+def test_a_pause_does_not_wait_for_trials_that_have_come_to_their_own_limit(tmp_path, book):
+    limits = (f"budget.trial_limit={cents(60)}", "budget.at_limit=pause")
+    first = a_paid_sweep(tmp_path, *ONE, *limits, book=book).run()
+    assert first.states == ["BUDGET_STOPPED"]
+    again = a_paid_sweep(tmp_path, *ONE, *limits, book=book, clock=first.clock)
+    assert "budget.trial_limit is 0.6 USD" in (again.purse.refusal(True) or "")
+    again.run()
+    assert again.host.stopped is not None
+    assert "budget.trial_limit is 0.6 USD" in again.host.stopped.reason
+
+
 def test_a_trials_own_limit_bounds_what_is_set_aside_for_it(tmp_path, book):
     limits = (f"budget.trial_limit={cents(90)}", f"budget.sweep_limit={cents(200)}")
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", "search.max_concurrent=4", *limits, book=book)
