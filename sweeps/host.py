@@ -165,9 +165,9 @@ class SweepHost:
         if held is None:
             return Continue()  # its end was told before
         trial = self._journal.record.trials[attempt.trial_id]
-        if isinstance(message, StepReport):
+        if isinstance(message, StepReport) and message.step <= trial.summary.step:
             # The journal decides: what the trainer said before may have died on its way here.
-            message = replace(message, replay=message.step <= trial.summary.step)
+            message = replace(message, replay=True)
         if not self._journal.message(attempt.trial_id, attempt.number, sequence, message):
             return self._decide(trial, message)  # it came twice
         held.last_word = sequence

@@ -7,6 +7,7 @@ per-question results fit together. Models no language model, and no figure of it
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -111,8 +112,12 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
     if spec.task.format_pattern:
         reward_by_group = reward_by_group + weights["format"] * size * well_formed
         rewards["format"] = Mean(float(well_formed.sum() * size), float(right.size * size))
-    loss_lengths = np.where(truncated & algorithm.mask_truncated, 0, lengths)[trained]
-    batches = np.array_split(loss_lengths, algorithm.updates_per_rollout)
+    loss_lengths = np.where(truncated, 0, lengths) if algorithm.mask_truncated else lengths
+    by_group = loss_lengths.sum(axis=1)[trained]
+    # Groups to updates as evenly as they go, the first updates taking one more.
+    each, more = divmod(len(by_group), algorithm.updates_per_rollout)
+    edges = [each * u + min(u, more) for u in range(algorithm.updates_per_rollout + 1)]
+    batches = [int(by_group[start:stop].sum()) for start, stop in itertools.pairwise(edges)]
     tokens = float(lengths.sum())
     mismatch = 0.01 * (1 + spec.trainer.simulated.noise_frac * abs(rng.normal()))
     return SimulatedStep(
@@ -127,7 +132,7 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
             truncated=_mean(truncated),
             zero_std=Mean(float((~teaches).sum()), float(right.size)),
             updates=tuple(
-                _update(spec, state, rng, index, float(batch.sum()), lr, nan)
+                _update(spec, state, rng, index, float(batch), lr, nan)
                 for index, (batch, lr) in enumerate(zip(batches, lrs, strict=True))
             ),
             sampler_ratio=Mean(tokens * (1 + 0.01 * mismatch), tokens),
@@ -136,7 +141,7 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
             mismatch_kl=Mean(tokens * mismatch**2 / 2, tokens),
             sampler_ess=None if algorithm.sampler_correction == "none" else 1.0 - mismatch**2,
         ),
-        TokenCounts(prompt=PROMPT_TOKENS * right.size, completion=int(lengths.sum()), loss=int(loss_lengths.sum())),
+        TokenCounts(prompt=PROMPT_TOKENS * right.size, completion=int(tokens), loss=sum(batches)),
         PromptCounts(trained=len(trained), filtered=right.size - len(trained), failed=0),
     )
 
@@ -145,7 +150,7 @@ def _update(
     spec: TrialSpec, state: State, rng: np.random.Generator, index: int, tokens: float, lr: float, nan: bool
 ) -> UpdateCurves:
     algorithm = spec.algorithm
-    noise = 1 + spec.trainer.simulated.noise_frac * float(np.clip(rng.normal(), -3, 3))
+    noise = 1 + spec.trainer.simulated.noise_frac * min(max(rng.normal(), -3.0), 3.0)
     relative = lr / FASTEST_LR
     bad = state.diverged_steps
     # Updates move the policy away from the one that sampled: none before the first, the whole way before the last.
