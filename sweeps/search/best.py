@@ -16,7 +16,7 @@ from sweeps.search.space import TRIAL_KEYS
 
 @dataclass(frozen=True)
 class Best:
-    """The best of `points` points whose trials all went to their end: partly by luck."""
+    """The best of those whose trials all went to their end, of `points` points in all: partly by luck."""
 
     accuracy: float
     """Of the last evaluation, the mean over `seeds` trials."""
@@ -32,15 +32,16 @@ def best(cfg: SweepConfig, record: SweepRecord) -> Best | None:
     """The best point; None where nothing was searched beyond the lists of a grid, or nothing can be compared."""
     if cfg.search.method == "grid" and not cfg.search.space:
         return None
-    whole = [trials for trials in points_of(record) if {t.state for t in trials} == {TrialState.COMPLETED}]
+    points = points_of(record)
+    whole = [trials for trials in points if {t.state for t in trials} == {TrialState.COMPLETED}]
     worth = [(value, trials) for trials in whole if (value := objective(trials)) is not None]
-    if len(worth) < 2:
+    if not worth or len(points) < 2:
         return None
     accuracy, trials = max(worth, key=lambda found: found[0])
     planned = trials[0].planned
     batch = tuple(f"search.{key}=[{planned.point[key]}]" for key in TRIAL_KEYS)
     values = tuple(f"{key}={as_typed(value)}" for key, value in planned.overrides.items())
-    return Best(accuracy, len(trials), len(worth), batch, values)
+    return Best(accuracy, len(trials), len(points), batch, values)
 
 
 def instead_of(typed: Sequence[str], values: Sequence[str]) -> list[str]:
