@@ -30,7 +30,7 @@ from rl.trainers.simulated import SimulatedTrainer
 from sweeps.config import CONF_DIR
 from sweeps.config_types import SweepConfig
 from sweeps.journal import SweepRecord, TrialState, load, sweep_events, sweep_ids
-from sweeps.plan import make_plan, trial_spec
+from sweeps.plan import PlannedTrial, make_plan, trial_spec
 from sweeps.words import Reports, reports, words_in
 from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTUP_S, STEP_S, Plan
 
@@ -122,8 +122,11 @@ def _trials(record: SweepRecord) -> Iterator[str]:
 
 def _steps(cfg: SweepConfig, plan: Plan, record: SweepRecord, found: Mapping[str, Reports]) -> Iterator[str]:
     """The final record has every step once, with what the trainer says when nobody interrupts it."""
-    for planned in make_plan(cfg).trials:
-        trial = record.trials[planned.trial_id]
+    whole = make_plan(cfg)
+    if len(record.trials) != whole.size or not {t.trial_id for t in whole.trials} <= record.trials.keys():
+        yield f"the plan has {whole.size} trials, and the journal {len(record.trials)}"
+    for trial in record.trials.values():
+        planned = trial.planned
         if trial.state is not TrialState.COMPLETED:
             continue
         said = found.get(trial.trial_id, Reports())
@@ -134,17 +137,16 @@ def _steps(cfg: SweepConfig, plan: Plan, record: SweepRecord, found: Mapping[str
             yield f"{trial.trial_id} was evaluated at {sorted(said.evaluations)}"
         if planned.adaptive_lr:
             continue  # what it was told, and when, depends on what was known
-        alone = _alone(cfg, planned.trial_id)
+        alone = _alone(cfg, planned)
         for number, step in said.steps.items():
             if to_json(replace(step, replay=False)) != alone[number]:
                 yield f"{trial.trial_id} step {number} is not what it is without interruption"
 
 
-def _alone(cfg: SweepConfig, trial_id: str) -> dict[int, Any]:
+def _alone(cfg: SweepConfig, planned: PlannedTrial) -> dict[int, Any]:
     """Step reports of a trial that runs by itself, without faults, driver or books."""
     import tempfile
 
-    planned = next(t for t in make_plan(cfg).trials if t.trial_id == trial_id)
     with tempfile.TemporaryDirectory() as folder:
         spec = trial_spec(cfg, planned, attempt=1, sweep_dir=Path(folder))
         faultless = replace(

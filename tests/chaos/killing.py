@@ -25,6 +25,8 @@ from tests.chaos.points import Points, Witness, install
 STARTUP_S, STEP_S, COMPLETION_S, EVALUATION_S, CHECKPOINT_S = 23, 4, 0.25, 11, 3
 """How long the simulated trainer's work takes, in seconds: without noise, so that anyone can add it up."""
 
+LR = "search.space.algorithm.lr={low:1e-6,high:1e-3,log:true}"
+
 STUCK_S = 120
 """A driver that needs longer than this of real time hangs."""
 
@@ -72,6 +74,9 @@ KILLED_ANYWHERE = (
     Plan("preempted", ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4")),
     Plan("crashed", ("search.prompts_per_step=[2,4]", "trainer.simulated.crash_at_step=3")),
     Plan("hung", ("search.prompts_per_step=[2,4]", "trainer.simulated.hang_at_step=5")),
+    Plan(
+        "proposed", ("search=optuna", "search.trials=4", "search.startup_trials=2", "search.prompts_per_step=[2]", LR)
+    ),
     Plan("learning rate moved", ("search.prompts_per_step=[2]", "search.lr_scaling=[clip_frac]"), 13, 5),
 )
 """Plans whose drivers are killed at points drawn at random."""
