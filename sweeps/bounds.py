@@ -54,7 +54,9 @@ class MeasuredBounds:
 
         `configured`: `budget.trial_bound`, in 1e-12 of that currency.
         """
-        self._cfg, self._record, self._time, self._per_hour = cfg, record, time, per_hour
+        self._cfg, self._record, self._time = cfg, record, time
+        self.per_hour = per_hour
+        """A lease of own hardware may know its watts better than the configuration does."""
         self._configured, self._left = configured, record.left
         self._measured_at = 0
         """Trials that were over when this sweep's own times were taken last; 0: they are not known."""
@@ -70,7 +72,7 @@ class MeasuredBounds:
         forecast = self._time.forecast(trial.planned, steps)
         seconds = max(seconds, forecast[1] if forecast else 0.0)
         at_once = self._at_once()
-        pico = math.ceil(self._per_hour * Fraction(seconds) / 3600 / at_once)
+        pico = math.ceil(self.per_hour * Fraction(seconds) / 3600 / at_once)
         cards = (Decimal(self._cfg.machine.cards) / at_once).quantize(Decimal("0.000001"))
         return Bound(pico, cards, f"{self._time.source}, x {self._time.allowance:g}")
 

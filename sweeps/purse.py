@@ -85,6 +85,7 @@ class Purse:
         self._too_dear: dict[str, str] = {}
         self._told: set[str] = set()
         self._paused: str | None = None
+        self._released = 0
         self._tight = False
         """Nothing that waits fits, until something ends or time has passed."""
 
@@ -112,6 +113,8 @@ class Purse:
     def hold(self, lease: Lease) -> None:
         """The machine is held; attempts run on it from now on."""
         self._lease = lease
+        if self._row is not None and isinstance(self._bounds, MeasuredBounds):
+            self._bounds.per_hour = pico_per_hour(self._row, lease.cards, lease.watts or 0)
         self._limits.forget()
 
     def choose(self, waiting: Waiting) -> str | None:
@@ -183,8 +186,10 @@ class Purse:
         """An attempt's usage has ended: what it did not spend of its reservation is free."""
         self._running.pop(trial_id, None)
         self._denied.pop(trial_id, None)
-        self._bounds.learn()
         self._tight = False
+        self._released += 1
+        if self._released & (self._released - 1) == 0:  # the first, and at each doubling: it passes over all trials
+            self._bounds.learn()
 
     def watch(self) -> None:
         """With every heartbeat: limits that are nearly or wholly spent, and what trials have shown of their times."""
