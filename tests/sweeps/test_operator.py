@@ -7,7 +7,7 @@ import itertools
 import pytest
 from typer.testing import CliRunner
 
-from rl.spec import SetLr, StepReport
+from rl.spec import SetLr, StepReport, Stop
 from sweeps.__main__ import app
 from sweeps.config import ConfigError, compose
 from sweeps.driver import run
@@ -45,7 +45,7 @@ def test_a_running_trial_that_is_given_up_is_stopped_at_its_next_word(tmp_path):
     sweep.host.on_tick()
     steps = sweep.executor._trainer.run(attempt.spec, None)
     command = sweep.host.on_message(attempt, 0, next(steps))
-    assert command.kind == "stop"
+    assert isinstance(command, Stop)
     sweep.host.on_ended(attempt, command.reason, "")
     sweep.host.on_released(attempt, True)
     assert sweep.journal.record.trials[running].state is TrialState.CANCELLED
