@@ -85,7 +85,7 @@ def restore(place: Bucket, ledger: str | Path, beside: Path) -> tuple[str, Path 
         BucketError: as `fetch`.
         StoreError: it is no whole ledger, a driver is writing to the ledger now, or the database is not empty.
     """
-    from cost.backup import restore as put_back
+    from cost.restore import restore as put_back
 
     with tempfile.TemporaryDirectory(prefix="ledger-restore-") as folder:
         version, copy, prices = fetch(place, Path(folder))

@@ -1,12 +1,8 @@
-"""Copies of a SQLite ledger, and going back to one. A ledger that stood in the way is set aside, never deleted.
-
-A server's database is backed up by its own means, not here; an empty one can be filled from a copy.
-"""
+"""Copies of a SQLite ledger. A server's database is backed up by its own means, not here."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
@@ -54,45 +50,6 @@ def daily_backup(ledger: Path, now_ns: int) -> Path:
     return made
 
 
-def restore(copy: Path, ledger: str | Path) -> Path | None:
-    """Put a copy in a ledger's place, a file's or an empty database's on a server (its URL).
-
-    A file that stood there is moved aside; returns where to, None where nothing was.
-
-    Raises:
-        StoreError: the copy is no whole ledger, a driver is writing to the ledger now, or the database is not empty.
-    """
-    from cost.store import Store, sqlite_path
-
-    path = sqlite_path(ledger)
-    if path is not None:
-        return _restore_file(copy, path)
-    check_whole(copy)  # before a table is made on the server
-    store = Store(ledger, create=True, read_only=False)
-    try:
-        store.fill(copy)
-    finally:
-        store.close()
-    return None
-
-
-def _restore_file(copy: Path, ledger: Path) -> Path | None:
-    check_whole(copy)
-    aside = None
-    if ledger.exists():
-        _check_unused(ledger)
-        aside = _free_name(ledger)
-        for ending in ("", "-wal", "-shm"):
-            part = ledger.with_name(ledger.name + ending)
-            if part.exists():
-                os.replace(part, aside.with_name(aside.name + ending))
-    ledger.parent.mkdir(parents=True, exist_ok=True)
-    partial = ledger.with_name(f"{ledger.name}.{os.getpid()}.partial")
-    shutil.copyfile(copy, partial)
-    os.replace(partial, ledger)
-    return aside
-
-
 def check_whole(copy: Path) -> None:
     """A file is a whole ledger. Raises StoreError."""
     try:
@@ -103,20 +60,3 @@ def check_whole(copy: Path) -> None:
         raise StoreError(f"{copy} is no whole ledger: {error}") from error
     if said != "ok":
         raise StoreError(f"{copy} is no whole ledger: {said}")
-
-
-def _check_unused(ledger: Path) -> None:
-    try:
-        with closing(sqlite3.connect(ledger, timeout=0.1, isolation_level=None)) as raw:
-            raw.execute("BEGIN IMMEDIATE")
-            raw.execute("ROLLBACK")
-    except sqlite3.DatabaseError as error:
-        if "locked" in str(error):
-            raise StoreError(f"{ledger} is being written to; end the sweep first") from error
-
-
-def _free_name(ledger: Path) -> Path:
-    number = 1
-    while (name := ledger.with_name(f"{ledger.name}.aside{number}")).exists():
-        number += 1
-    return name

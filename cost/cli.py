@@ -196,9 +196,9 @@ def restore(
     """Put a copy in the ledger's place. A file that stood there is set aside, not deleted; a server's database
     (`--db postgresql://...`) has to be empty."""
     from cost.archive import restore as from_archive
-    from cost.backup import restore as put_back
     from cost.bucket import bucket_of
     from cost.records import LedgerError
+    from cost.restore import restore as put_back
     from cost.store import shown_place
 
     prices, target = None, db or root / "ledger.db"

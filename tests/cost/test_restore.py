@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from cost import schema
 from cost.archive import archive
-from cost.backup import restore
 from cost.cli import app
 from cost.ledger import Ledger
 from cost.records import Correction, StoreError, UsageKey
+from cost.restore import restore
 from cost.store import Store
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from cost import schema
-from cost.backup import KEEP, backups_of, copy_sqlite, restore
+from cost.backup import KEEP, backups_of, copy_sqlite
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger import HEARTBEAT_NS, Ledger
 from cost.records import NoLedgerError, StoreError, UsageKey
+from cost.restore import restore
 from cost.store import Store
 
 KEY = UsageKey("L1", "t1", 1)
