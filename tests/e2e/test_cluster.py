@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,22 +25,55 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 NODE = {"num_cpus": 1, "resources": {"card": 1}, "object_store_memory": 100 * 1024**2}
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator:
-    """A head with one card and a node with another, which want a token. They are children of this process."""
-    patch = pytest.MonkeyPatch()
-    for name in [n for n in os.environ if n.startswith("RAY_")]:
-        patch.delenv(name)
-    patch.setenv("RAY_AUTH_MODE", "token")
-    patch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    from ray.cluster_utils import Cluster
+KEEPER = """
+import json, sys
+from ray.cluster_utils import Cluster
+head, node = json.loads(sys.argv[1])
+started = Cluster(initialize_head=True, head_node_args=head)
+worker = started.add_node(**node)
+print("address", started.address, flush=True)
+for _ in sys.stdin:
+    started.remove_node(worker, allow_graceful=False)
+started.shutdown()
+"""
 
+
+@dataclass(frozen=True)
+class RealCluster:
+    """A head with one card and a node with another, which want a token."""
+
+    keeper: subprocess.Popen[str]
+    address: str
+
+    def lose_node(self) -> None:
+        assert self.keeper.stdin is not None
+        self.keeper.stdin.write("lose\n")
+        self.keeper.stdin.flush()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[RealCluster]:
+    """Kept by a process of its own: Ray reads modes and tokens once, and this one may have loaded it already."""
     quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 4, "health_check_timeout_ms": 4000}
-    started = Cluster(initialize_head=True, head_node_args=NODE | {"_system_config": quick})
-    started.add_node(**NODE)
-    yield started
-    started.shutdown()
-    patch.undo()
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", KEEPER, json.dumps([NODE | {"_system_config": quick}, NODE])],
+        env=kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    told = []
+    for line in keeper.stdout:
+        told.append(line)
+        if line.startswith("address "):
+            break
+    assert "".join(told[-1:]).startswith("address "), "".join(told)
+    yield RealCluster(keeper, told[-1].split()[1])
+    keeper.stdin.close()
+    keeper.wait(timeout=60)
 
 
 def python(code: str, cluster, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -117,8 +152,14 @@ def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest
 ):
     """The last test of this cluster: it has one node less afterwards."""
     code = f"from tests.e2e.test_cluster import slow_sweep; slow_sweep({cluster.address!r}, {str(tmp_path)!r})"
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-u", "-c", code],
+        cwd=ROOT,
+        env=kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdout is not None
     told, at_work = [], set()
@@ -128,7 +169,7 @@ def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest
             at_work.add(line)
         if len(at_work) == 2:
             break
-    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    cluster.lose_node()
     for line in process.stdout:
         told.append(line)
         if line == "1 cards now\n":
