@@ -144,7 +144,7 @@ def assert_nothing_lost_or_counted_twice(folder: Path, trials: int) -> None:
 def test_a_sweep_killed_with_nine_at_four_moments_loses_no_trial_and_counts_no_step_twice(tmp_path, cache):
     moments = [
         ("driver", "Sweep smoke"),
-        ("trial", "step   1/6"),
+        ("trial", "started on"),  # the evaluation is still before it: enough time on a busy machine
         ("driver", "checkpoint at step 4"),
         ("driver", "6/6"),
     ]
