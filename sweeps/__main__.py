@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from sweeps.journal import Journal, SweepRecord, TrialRecord
     from sweeps.story import Told
 
-HEARTBEAT_SECONDS = 10
-"""How often a driver looks into its journal."""
-
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -126,6 +123,8 @@ def stop(
     db: Db = None,
 ) -> None:
     """Stop the driver of a sweep as Ctrl-C would: checkpoints are written, and the sweep can be resumed."""
+    from cost.ledger import HEARTBEAT_NS
+
     with _open(root, db, read_only=False) as ledger:
         journal = _journal(ledger, sweep)
         record = journal.record
@@ -133,7 +132,7 @@ def stop(
             typer.echo(f"{record.sweep_id} has no driver at work: it ended ({record.ended})", err=True)
             raise typer.Exit(2)
         journal.operator("stop", reason, [], str(ledger.now_ns()))
-    typer.echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_SECONDS} s")
+    typer.echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_NS // 10**9} s")
 
 
 @app.command()

@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
 
-from cost.ledger import Ledger
+from cost.ledger import HEARTBEAT_NS, Ledger
 from cost.records import UsageKey
 from rl.codec import to_json
 from rl.spec import CheckpointWritten, Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop
@@ -30,8 +30,6 @@ from sweeps.retries import retry_after
 from sweeps.search.proposals import propose
 from sweeps.search.space import with_values
 from sweeps.waiting import Waiting
-
-HEARTBEAT_SECONDS = 10
 
 
 class View(Protocol):
@@ -254,7 +252,7 @@ class SweepHost:
         self._watch_idleness(now_ns)
         if notice := self._notice():
             self.stop(f"preempted: notice: {notice}")
-        if now_ns - self._last_heartbeat_ns >= HEARTBEAT_SECONDS * 10**9:
+        if now_ns - self._last_heartbeat_ns >= HEARTBEAT_NS:
             self._last_heartbeat_ns = now_ns
             granted = [held for held in self._held.values() if held.granted]
             with self._journal.transaction():
