@@ -51,7 +51,8 @@ class Journal:
     the next event, or for a `flush`; `record` knows of them at once. It knows of an event when its transaction is over.
     """
 
-    def __init__(self, ledger: Ledger, sweep_id: str) -> None:
+    def __init__(self, ledger: Ledger, sweep_id: str, known: SweepRecord | None = None) -> None:
+        """`known`: what was read of it before; only what came since is read, and `record` is this one."""
         self._ledger = ledger
         self._stream = STREAM_PREFIX + sweep_id
         self._words: list[Word] = []
@@ -59,13 +60,14 @@ class Journal:
         """How often words were written down."""
         self._written: list[StoredEvent] = []
         self._in_transaction = False
-        self.record, self._cursor = _load(ledger, sweep_id)
+        self.record = load(ledger, sweep_id) if known is None else known
+        if known is not None:
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Take into `record` what others appended since the last call."""
-        for event in self._ledger.events(self._stream, after=self._cursor):
+        for event in self._ledger.events(self._stream, after=self.record.read_up_to):
             self.record.apply(event)
-            self._cursor = event.sequence
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -106,13 +108,13 @@ class Journal:
     def _take_written(self) -> None:
         """What this driver wrote it need not read; but where another one wrote between, it reads, to keep the order."""
         written, self._written = self._written, []
-        if written and written[0].sequence != self._cursor + 1:
+        if written and written[0].sequence != self.record.read_up_to + 1:
             self.catch_up()
             return
         for event in written:
             if event.kind != WORDS:
                 self.record.apply(event)
-            self._cursor = event.sequence
+            self.record.read_up_to = event.sequence
 
     def planned(self, *, stage: str, machine: str, plan: Plan, config: Mapping[str, Any]) -> None:
         """The whole plan, as one event, before the first trial."""
@@ -188,7 +190,7 @@ class Journal:
         for event in self._ledger.events(self._stream):
             for known in words_in(event):
                 if known.name == said.name and _without_replay(known.message) != _without_replay(message):
-                    raise IntegrityError(f"word {said.name} came before as {known.body}, and now as {said.body}")
+                    raise IntegrityError(f"word {said.name} came before as {known.message}, and now as {said.message}")
 
 
 def _without_replay(message: Event) -> Event:
@@ -219,34 +221,27 @@ def replay(sweep_id: str, events: Iterable[StoredEvent]) -> SweepRecord:
 
 
 def load(ledger: Ledger, sweep_id: str) -> SweepRecord:
-    """The state of a sweep, as its whole replay would give it."""
-    return _load(ledger, sweep_id)[0]
-
-
-def _load(ledger: Ledger, sweep_id: str) -> tuple[SweepRecord, int]:
-    """The state of a sweep, and the number of its last event.
+    """The state of a sweep, as its whole replay would give it.
 
     Of an attempt that is over, its summary says what its words would: they are read only where there is none.
     """
-    record, last = SweepRecord(sweep_id), 0
+    record = SweepRecord(sweep_id)
     stream = STREAM_PREFIX + sweep_id
     if ONE_WORD in ledger.event_kinds(stream):  # as the first version wrote them: no summaries
-        for event in ledger.events(stream):
-            record.apply(event)
-            last = event.sequence
-        return record, last
+        return replay(sweep_id, ledger.events(stream))
     unread: dict[str, int] = {}  # by trial, the event after which its words are not in a summary
     for event in ledger.events(stream, without={WORDS}):
         record.apply(event)
-        last = event.sequence
         if event.kind == "attempt_started":
             unread[event.body["trial_id"]] = event.sequence
         elif event.kind == SUMMARY:
             del unread[event.body["trial_id"]]
-    first = min(unread.values(), default=last)
-    for event in ledger.events(stream, after=first):
-        last = event.sequence
+    decided = record.read_up_to
+    for event in ledger.events(stream, after=min(unread.values(), default=decided)):
+        if event.sequence > decided:  # written after those were read: a driver is at work
+            record.apply(event)
+            continue
         for said in words_in(event):
-            if event.sequence > unread.get(said.trial_id, last):
+            if event.sequence > unread.get(said.trial_id, event.sequence):
                 record.hear(said, said.message)
-    return record, last
+    return record

@@ -65,7 +65,7 @@ def end_lost_attempts_of_all(ledger: Ledger, earlier: Sequence[SweepRecord]) -> 
             continue
         with ledger.transaction():  # no driver writes between the look and the entry
             held = [(u.key.trial_id, u.key.attempt) for u in ledger.usages(sweep_id=record.sweep_id, only_open=True)]
-            end_lost_attempts(Journal(ledger, record.sweep_id), held)
+            end_lost_attempts(Journal(ledger, record.sweep_id, record), held)
 
 
 def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[SweepRecord]) -> int:
@@ -160,7 +160,7 @@ def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier
     if cfg.resume == "auto":
         for record in reversed(same_plan):
             if not record.closed:
-                return Journal(ledger, record.sweep_id)
+                return Journal(ledger, record.sweep_id, record)
     sweep_id = _new_folder(cfg, plan, root, known)
     journal = Journal(ledger, sweep_id)
     config = canonical(cfg)

@@ -153,6 +153,8 @@ class SweepRecord:
     ended_ns: int | None = None
     last_ns: int = 0
     """Of the newest event."""
+    read_up_to: int = field(default=0, compare=False)
+    """Number of the newest event that was taken in; those after it are new to it."""
     operator_commands: int = 0
     """How many a person has given."""
     stop_wanted: str | None = None
@@ -189,6 +191,7 @@ class SweepRecord:
         Raises:
             ValueError: an event of a kind this version does not know; a newer version wrote it.
         """
+        self.read_up_to = event.sequence
         if event.kind in (WORDS, ONE_WORD):
             for said in words_in(event):
                 self.hear(said, said.message)
