@@ -5,6 +5,8 @@ Times are integer nanoseconds UTC (`*_ns`); cards may be a fraction of one, with
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -147,7 +149,8 @@ class NewEvent:
     """An entry to be written to a journal; `key` is its own within its stream."""
 
     kind: str
-    body: Mapping[str, Any]
+    body: Mapping[str, Any] | str
+    """JSON types; or JSON that its writer has made already."""
     key: str
 
 
@@ -161,8 +164,14 @@ class StoredEvent:
     kind: str
     at_ns: int
     driver: str
-    body: Mapping[str, Any]
+    text: str
+    """The body as JSON."""
     key: str
+
+    @functools.cached_property
+    def body(self) -> Mapping[str, Any]:
+        """Made of the text when it is first asked for: many readers want a few events of many."""
+        return json.loads(self.text)
 
 
 @dataclass(frozen=True)

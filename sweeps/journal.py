@@ -190,7 +190,7 @@ class Journal:
         for event in self._ledger.events(self._stream):
             for known in words_in(event):
                 if known.name == said.name and _without_replay(known.message) != _without_replay(message):
-                    raise IntegrityError(f"word {said.name} came before as {known.message}, and now as {said.message}")
+                    raise IntegrityError(f"word {said.name} came before as {known.body}, and now as {said.body}")
 
 
 def _without_replay(message: Event) -> Event:

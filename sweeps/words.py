@@ -6,9 +6,12 @@ are the shape of such an event and its readers; sweeps of the first version, one
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from cost.records import NewEvent
 from rl.codec import message_from_json, to_json
@@ -27,8 +30,7 @@ NOT_DECIDED = frozenset({ONE_WORD, WORDS, SUMMARY})
 """Kinds of event that tell what trainers said. All others are the driver's decisions: few, and small."""
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(msgspec.Struct, frozen=True, gc=False, rename={"message_json": "message"}):
     """One message of a trainer, as the driver heard it."""
 
     trial_id: str
@@ -36,8 +38,15 @@ class Word:
     sequence: int
     """0, 1, 2 ... within the attempt."""
     at_ns: int
-    body: Mapping[str, Any]
-    """The message as JSON types."""
+    message_json: msgspec.Raw
+    """The message as JSON, read when it is asked for."""
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        try:
+            return msgspec.json.decode(self.message_json)
+        except msgspec.DecodeError:
+            return json.loads(bytes(self.message_json))
 
     @property
     def message(self) -> Event:
@@ -48,27 +57,38 @@ class Word:
         return f"{self.trial_id}:{self.attempt}:{self.sequence}"
 
 
+class _Words(msgspec.Struct):
+    messages: Sequence[Word]
+
+
+def _as_text(message: Mapping[str, Any]) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(msgspec.json.encode(message))
+    except UnicodeEncodeError:
+        return msgspec.Raw(json.dumps(message).encode())
+
+
 def word(trial_id: str, attempt: int, sequence: int, at_ns: int, message: Event) -> Word:
-    return Word(trial_id, attempt, sequence, at_ns, to_json(message))
+    return Word(trial_id, attempt, sequence, at_ns, _as_text(to_json(message)))
 
 
 def as_event(words: Sequence[Word]) -> NewEvent:
     """One or more words as one event. Its key is that of the first: a word is in one event only."""
-    rows = [
-        {"trial_id": w.trial_id, "attempt": w.attempt, "sequence": w.sequence, "at_ns": w.at_ns, "message": w.body}
-        for w in words
-    ]
-    return NewEvent(WORDS, {"messages": rows}, f"{WORDS}:{words[0].name}")
+    text = msgspec.json.encode(_Words(words)).decode()
+    return NewEvent(WORDS, text, f"{WORDS}:{words[0].name}")
 
 
 def words_in(event: StoredEvent) -> Iterator[Word]:
     """The words of an event, in the order in which they were heard; none in a decision."""
     if event.kind == WORDS:
-        for row in event.body["messages"]:
-            yield Word(row["trial_id"], row["attempt"], row["sequence"], row["at_ns"], row["message"])
+        try:
+            yield from msgspec.json.decode(event.text, type=_Words).messages
+        except msgspec.DecodeError:  # half a surrogate pair, as file names may have: json knows it
+            for row in event.body["messages"]:
+                yield Word(row["trial_id"], row["attempt"], row["sequence"], row["at_ns"], _as_text(row["message"]))
     elif event.kind == ONE_WORD:
         body = event.body
-        yield Word(body["trial_id"], body["attempt"], body["sequence"], event.at_ns, body["message"])
+        yield Word(body["trial_id"], body["attempt"], body["sequence"], event.at_ns, _as_text(body["message"]))
 
 
 @dataclass

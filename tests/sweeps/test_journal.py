@@ -14,7 +14,7 @@ from cost.ledger import Ledger
 from cost.records import DIED, IntegrityError, NewEvent
 from rl.spec import CheckpointWritten, Started
 from sweeps.journal import LONGEST_WAIT_NS, MOST_WORDS, Journal, TrialState, load, replay, sweep_events
-from sweeps.words import STREAM_PREFIX, SUMMARY, WORDS, reports, steps_of, words_in
+from sweeps.words import STREAM_PREFIX, SUMMARY, WORDS, as_event, reports, steps_of, word, words_in
 from tests.sweeps.in_process import Sweep, a_sweep
 from tests.sweeps.reports import a_step, an_evaluation
 
@@ -62,8 +62,8 @@ def test_words_lie_many_to_an_event_in_the_order_in_which_they_were_heard(tmp_pa
     starts = {e.body["trial_id"]: e.sequence for e in events if e.kind == "attempt_started"}
     ends = {e.body["trial_id"]: e.sequence for e in events if e.kind == "attempt_ended"}
     for event in events:
-        for word in words_in(event):
-            assert starts[word.trial_id] < event.sequence < ends[word.trial_id]
+        for said in words_in(event):
+            assert starts[said.trial_id] < event.sequence < ends[said.trial_id]
 
 
 @pytest.mark.parametrize(
@@ -221,3 +221,18 @@ def test_a_step_done_again_counts_once_in_the_summary_and_replaces_its_report(ru
     assert (summary.step, summary.wall_ns, len(summary.window)) == (2, 2 * SECOND_NS, 2)
     assert (summary.acc, len(summary.accuracies), summary.last_evaluation) == (3 / 64, 1, None)
     assert summary.step_times == {"1.00e+09": 2}
+
+
+def test_a_word_keeps_text_that_no_encoding_has(tmp_path):
+    odd = CheckpointWritten(1, "/models/\udce9t\u00e9", 1, 1, {"checkpoint": 1})
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        ledger.append_events("odd", [as_event([word("t1", 1, 0, 1, odd), word("t1", 1, 1, 2, odd)])])
+        assert [w.message for e in ledger.events("odd") for w in words_in(e)] == [odd, odd]
+
+
+def test_numbers_that_another_version_spelt_otherwise_are_the_same_event(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        ledger.append_events("s", [NewEvent("word", '{"lr":1e-05}', "k")])
+        assert ledger.append_events("s", [NewEvent("word", '{"lr":1e-5}', "k")]) == []
+        with pytest.raises(IntegrityError, match="written before"):
+            ledger.append_events("s", [NewEvent("word", '{"lr":2e-5}', "k")])
