@@ -365,13 +365,14 @@ class Ledger(Entries, Reservations):
             found = facts.usages(connection, only_open=only_open, sweep_id=sweep_id)
         return list(found.values())
 
-    def close_dead(self, *, silent_ns: int = SILENT_NS) -> list[Usage]:
+    def close_dead(self, *, silent_ns: int = SILENT_NS, driven: str = "") -> list[Usage]:
         """End the usages whose driver is dead, as LOST and `end_estimated`, at the last moment at which they were known
         to be held: their last heartbeat, or the last report of their trial. Returns them. One whose `state` had been
         told to be an outcome keeps that.
 
         A driver is dead when its process is gone (on this host), or when it has been silent for `silent_ns` (on
-        another). Leases stay open: the machine is still there, and paid for.
+        another), or when this one holds its sweep (`driven`; see `cost.driving`). Leases stay open: the machine is
+        still there, and paid for.
         """
         closed: list[Usage] = []
         with self._write() as connection:
@@ -382,9 +383,10 @@ class Ledger(Entries, Reservations):
             for usage_id, usage in facts.usages(connection, only_open=True).items():
                 holder = drivers[owner[usage_id]]
                 heard = usage.last_heartbeat_ns
-                if holder.driver_id == self.driver_id or not liveness.driver_is_dead(
-                    holder, self._clock.anchor, now, heard, silent_ns
-                ):
+                if holder.driver_id == self.driver_id:
+                    continue
+                dead = liveness.driver_is_dead(holder, self._clock.anchor, now, heard, silent_ns)
+                if not dead and usage.sweep_id != driven:
                     continue
                 reported = select(func.max(schema.phase.c.written_ns)).where(schema.phase.c.usage_id == usage_id)
                 to_ns = max(usage.last_heartbeat_ns, connection.execute(reported).scalar() or 0)

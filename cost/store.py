@@ -258,10 +258,10 @@ def sqlite_path(url: str | Path) -> Path | None:
 def shown_place(url: str | Path) -> str:
     """Where a ledger is, for a message: its path, or its URL without the password. Raises StoreError."""
     path = sqlite_path(url)
-    return make_url(_with_psycopg(str(url))).render_as_string(hide_password=True) if path is None else str(path)
+    return make_url(with_psycopg(str(url))).render_as_string(hide_password=True) if path is None else str(path)
 
 
-def _with_psycopg(url: str) -> str:
+def with_psycopg(url: str) -> str:
     return url.replace("postgresql://", "postgresql+psycopg://", 1)
 
 
@@ -280,7 +280,7 @@ def _check_place(path: Path, create: bool) -> None:
 
 def _postgres_engine(url: str) -> Engine:
     try:
-        return create_engine(_with_psycopg(url), pool_pre_ping=True)
+        return create_engine(with_psycopg(url), pool_pre_ping=True)
     except (ArgumentError, ImportError) as error:
         raise StoreError(f"{url!r} is no database URL that this program can use: {error}") from error
 

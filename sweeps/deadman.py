@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cost import releases
+from cost.driving import driver_of, driving
 from cost.ledger import Ledger
-from cost.liveness import process_start
 from cost.records import StoreError
 from rl.codec import from_json
 from sweeps import leaving
 from sweeps.config_types import ConfigError, SweepConfig
 from sweeps.journal import Journal, decisions, replay
-from sweeps.opening import only_driver
 from sweeps.saving import unsaved
 
 DB_VARIABLE = "GRPO_LADDER_DB"
@@ -87,7 +86,7 @@ def watch(
             if seen is not None and seen.over:
                 tell("the sweep has ended in order: nothing to do")
                 return
-            if seen is None or seen.heard_ns != heard_ns or _lives(sweep_dir):
+            if seen is None or seen.heard_ns != heard_ns or _lives(database, sweep_dir.name):
                 heard_ns, since = seen.heard_ns if seen else heard_ns, monotonic()
             elif monotonic() - since >= after_seconds:
                 if _fire(database, sweep_dir, after_seconds, tell):
@@ -116,29 +115,22 @@ def _seen(ledger: Ledger, sweep_id: str) -> Seen | None:
     return Seen(lease_id, state.last_heartbeat_ns, over)
 
 
-def _lives(sweep_dir: Path) -> bool:
-    """Whether a driver holds the sweep. Looks first, so that it never stands in the way of one that is starting."""
+def _lives(database: str | Path, sweep_id: str) -> bool:
+    """Whether a driver holds the sweep, on whatever host; where it cannot be told, it may."""
     try:
-        with open(sweep_dir / "driver.lock", encoding="utf-8") as lock:
-            if process_start(int(lock.read().strip() or 0)) is None:
-                return False
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False  # its number is another process's now
-            except OSError:
-                return True
-    except (OSError, ValueError):
-        return False
+        return driver_of(database, sweep_id) is not None
+    except StoreError:
+        return True
 
 
 def _fire(database: str | Path, sweep_dir: Path, after_seconds: float, tell: Callable[[str], None]) -> bool:
     """Take the machine down, holding the sweep meanwhile; False: a driver was faster, or the ledger takes nothing."""
     try:
-        with only_driver(sweep_dir), Ledger.open(database, create=False) as ledger:
+        with driving(database, sweep_dir.name), Ledger.open(database, create=False) as ledger:
             seen = _seen(ledger, sweep_dir.name)
             if seen is None or seen.over:
                 return seen is not None
-            ledger.close_dead()
+            ledger.close_dead(driven=sweep_dir.name)
             journal = Journal(ledger, sweep_dir.name)
             cfg = from_json(SweepConfig, journal.record.config)
             left = unsaved(cfg.storage, ledger, sweep_dir.name, sweep_dir)

@@ -17,6 +17,7 @@ from time import sleep
 from rich.text import Text
 
 from cost.clock import FakeClock, SystemClock
+from cost.driving import DrivenElsewhereError
 from cost.ledger import Ledger
 from cost.records import StoreError
 from rl.spec import Stop
@@ -47,8 +48,7 @@ from sweeps.opening import (
     earlier_sweeps,
     end_lost_attempts,
     end_lost_attempts_of_all,
-    only_driver,
-    open_sweep,
+    held_sweep,
     simulated_until,
 )
 from sweeps.plan import make_plan
@@ -104,12 +104,11 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
             ledger.close_dead()
             end_lost_attempts_of_all(ledger, records)
-            journal = open_sweep(cfg, plan, ledger, root, records)
-            session = Session(cfg, typed, console, ledger, journal, clock, pricing, time, cards)
-            if session.record.closed:
-                console.print(f"{session.record.sweep_id} is finished; resume=never starts another one.")
-                return exit_code(session.record)
-            with only_driver(session.sweep_dir):
+            with held_sweep(cfg, plan, ledger, root, records) as (journal, still_held):
+                session = Session(cfg, typed, console, ledger, journal, clock, pricing, time, cards, still_held)
+                if session.record.closed:
+                    console.print(f"{session.record.sweep_id} is finished; resume=never starts another one.")
+                    return exit_code(session.record)
                 try:
                     return _run_sweep(session)
                 except StoreError as error:
@@ -137,8 +136,10 @@ def _run_sweep(session: Session) -> int:
         return EXIT_BUDGET
     lease_id = record.lease_ids[-1] if only_to_close else hold_machine(cfg, ledger, record.sweep_id, session.pricing)
     purse.hold(ledger.lease_state(lease_id).lease)
+    session.still_held()
     journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
+    end_lost_attempts(journal)  # what a driver that had lost the sweep began meanwhile; now it can write no more
     deadman.start(cfg, record.sweep_id, session.database)
     beside = Beside(session)
     beside.start()
@@ -156,6 +157,7 @@ def _run_sweep(session: Session) -> int:
                 purse=purse,
                 forecast=lambda trial: forecast_labels(cfg, session.pricing, trial, session.time),
                 notice=beside.notice,
+                still_held=session.still_held,
             )
             try:
                 with _termination_as_interrupt():
@@ -166,6 +168,9 @@ def _run_sweep(session: Session) -> int:
             except KeyboardInterrupt:
                 how = "interrupted"
                 host.stop("interrupted")
+            except DrivenElsewhereError:
+                how = "driven elsewhere"
+                raise
         why = host.stopped.reason if host.stopped else ""
         if how == "interrupted":
             because = f" ({reason})" if (reason := why.removeprefix("interrupted").lstrip(": ")) else ""
@@ -189,6 +194,10 @@ def _end(
     cfg, record, ledger = session.cfg, session.record, session.ledger
     if executor is not None:
         executor.close()
+    if how == "driven elsewhere":  # by whom the books are kept, too
+        beside.stop_watching()
+        beside.drain("interrupted")
+        return EXIT_FAILED
     if host is not None:
         host.abandon("interrupted" if how == "interrupted" else "lost", "ended by the sweep")
     beside.stop_watching()

@@ -80,6 +80,7 @@ class SweepHost:
         purse: Purse | None = None,
         forecast: Callable[[PlannedTrial], Mapping[str, str]] | None = None,
         notice: Callable[[], str | None] = lambda: None,
+        still_held: Callable[[], None] = lambda: None,
     ) -> None:
         self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
         self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
@@ -92,7 +93,7 @@ class SweepHost:
         self._held: dict[str, _Held] = {}
         self._running = 0
         """Of what is held, the attempts that have not ended."""
-        self._notice = notice
+        self._notice, self._still_held = notice, still_held
         idle_seconds = seconds_of(cfg.machine.max_idle)
         self._idle_limit_ns = None if idle_seconds is None else round(idle_seconds * 1e9)
         self._last_heartbeat_ns = self._busy_ns = ledger.now_ns()
@@ -254,6 +255,7 @@ class SweepHost:
             self.stop(f"preempted: notice: {notice}")
         if now_ns - self._last_heartbeat_ns >= HEARTBEAT_NS:
             self._last_heartbeat_ns = now_ns
+            self._still_held()
             granted = [held for held in self._held.values() if held.granted]
             with self._journal.transaction():
                 self._ledger.heartbeat(self._lease_id, [held.key for held in granted])

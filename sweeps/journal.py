@@ -53,7 +53,9 @@ class Journal:
 
     def __init__(self, ledger: Ledger, sweep_id: str, known: SweepRecord | None = None) -> None:
         """`known`: what was read of it before; only what came since is read, and `record` is this one."""
-        self._ledger = ledger
+        self._ledger, self._sweep_id = ledger, sweep_id
+        self._drives = False
+        """Its owner has started to drive the sweep, and writes nothing more once another one does."""
         self._stream = STREAM_PREFIX + sweep_id
         self._words: list[Word] = []
         self.flushes = 0
@@ -71,7 +73,11 @@ class Journal:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """One transaction for what is decided, what was said before, and what both cost. Nested ones join it."""
+        """One transaction for what is decided, what was said before, and what both cost. Nested ones join it.
+
+        Raises:
+            DrivenElsewhereError: another driver has gone on with the sweep; nothing was written.
+        """
         if self._in_transaction:
             yield
             return
@@ -79,18 +85,34 @@ class Journal:
         try:
             with self._ledger.transaction():
                 yield
-        except BaseException:
+                if self._written and self._written[0].sequence != self.record.read_up_to + 1:
+                    self._refuse_where_another_drives()
+        except BaseException as error:
             if self._words is not waiting:
                 self._words = waiting + self._words
             self._written.clear()
+            if isinstance(error, IntegrityError):  # two that write the same fact, each in its own words
+                self._refuse_where_another_drives()
             raise
         finally:
             self._in_transaction = False
         self._take_written()
 
+    def _refuse_where_another_drives(self) -> None:
+        """Raise, if another driver has started since, or has ended attempts of this one, which it took for dead."""
+        if not self._drives:
+            return
+        for event in self._ledger.events(self._stream, after=self.record.read_up_to):
+            if event.kind in ("driver_started", "attempt_ended") and event.driver != self._ledger.driver_id:
+                from cost.driving import DrivenElsewhereError, signer
+
+                with self._ledger.read() as connection:
+                    raise DrivenElsewhereError(self._sweep_id, signer(connection, event.driver, event.at_ns))
+
     def append(self, kind: str, body: Mapping[str, Any], key: str) -> None:
         """Write one event, and before it the words that were heard."""
         self._write(NewEvent(kind, body, key))
+        self._drives = self._drives or kind == "driver_started"
 
     def flush(self) -> None:
         """Write down what was heard."""

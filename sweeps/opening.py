@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from cost.bucket import BucketError
+from cost.driving import LOCK, DrivenElsewhereError, driving
 from cost.ledger import HEARTBEAT_NS, Ledger
 from cost.records import NoLedgerError, StoreError
+from cost.store import shown_place
 from rl.spec import ConfigurationError
 from sweeps.config import ConfigError, canonical
 from sweeps.config_types import SweepConfig
@@ -140,57 +141,48 @@ def bring_checkpoints_back(cfg: SweepConfig, journal: Journal, sweep_dir: Path, 
         ) from error
 
 
-def open_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier: Sequence[SweepRecord]) -> Journal:
+@contextmanager
+def held_sweep(
+    cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier: Sequence[SweepRecord]
+) -> Iterator[tuple[Journal, Callable[[], None]]]:
     """The sweep to go on with, of those `earlier_sweeps` found, or a new one with its whole plan in the journal.
 
-    Raises:
-        ConfigError: `resume` names a sweep that is not there, or whose plan is another; or nothing has failed.
-    """
-    known = sweep_ids(ledger)
-    same_plan = [record for record in earlier if record.plan_digest == plan.digest]
-    if cfg.resume == "failed":
-        return _with_failed_again(ledger, cfg, same_plan)
-    if cfg.resume not in ("auto", "never"):
-        if cfg.resume not in known:
-            raise ConfigError(f"resume={cfg.resume}: there is no such sweep; there are: {', '.join(known) or 'none'}")
-        journal = Journal(ledger, cfg.resume)
-        if journal.record.plan_digest != plan.digest:
-            raise ConfigError(_plan_difference(cfg, journal.record, plan))
-        return journal
-    if cfg.resume == "auto":
-        for record in reversed(same_plan):
-            if not record.closed:
-                return Journal(ledger, record.sweep_id, record)
-    sweep_id = _new_folder(cfg, plan, root, known)
-    journal = Journal(ledger, sweep_id)
-    config = canonical(cfg)
-    journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=plan, config=config)
-    journal.catch_up()
-    (root / sweep_id / "config.yaml").write_text(_yaml(config), encoding="utf-8")
-    return journal
-
-
-@contextmanager
-def only_driver(sweep_dir: Path) -> Iterator[None]:
-    """Hold the sweep: two drivers of one sweep would run its trials twice. The lock goes with the process.
+    It is held until the end of the block: two drivers of one sweep would run its trials twice. Yields its journal, read
+    after it was held, and what has to be called at each heartbeat (`cost.driving`).
 
     Raises:
-        ConfigError: another process drives it.
+        ConfigError: `resume` names a sweep that is not there, or whose plan is another; or nothing has failed; or
+            another process drives the sweep.
     """
-    sweep_dir.mkdir(parents=True, exist_ok=True)
-    with open(sweep_dir / "driver.lock", "a+", encoding="utf-8") as lock:
+    place = database(cfg, root)
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            raise ConfigError(
-                f"{sweep_dir.name} is being run by process {lock.read().strip() or 'unknown'}: wait for it, "
-                "or start another sweep of the same plan with resume=never"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
+            if known := _to_go_on_with(cfg, plan, ledger, earlier):
+                still_held = stack.enter_context(driving(place, known.sweep_id))
+                journal = Journal(ledger, known.sweep_id, known)
+            else:
+                sweep_id, still_held = _new_name(cfg, plan, ledger, root, stack)
+                journal = Journal(ledger, sweep_id)
+                journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=plan, config=canonical(cfg))
+                journal.catch_up()
+        except DrivenElsewhereError as error:
+            raise ConfigError(f"{error}: {what_to_do(cfg, error.sweep_id)}") from error
+        _keep_configuration(root / journal.record.sweep_id, journal.record.config)
+        if not journal.record.closed:
+            ledger.close_dead(driven=journal.record.sweep_id)
+            if cfg.resume == "failed":
+                _plan_failed_again(journal, ledger)
+        yield journal, still_held
+
+
+def what_to_do(cfg: SweepConfig, sweep_id: str) -> str:
+    """About a sweep that another process drives."""
+    where = "" if cfg.paths.root == "runs" else f" --root {cfg.paths.root}"
+    where += f" --db {shown_place(cfg.storage.database_url)}" if cfg.storage.database_url else ""
+    return (
+        f"wait for it, stop it with `python -m sweeps stop {sweep_id}{where}`, or start another sweep of the same plan "
+        "with resume=never"
+    )
 
 
 def _check_writable(root: Path) -> None:
@@ -208,36 +200,73 @@ def _check_writable(root: Path) -> None:
         ) from error
 
 
-def _new_folder(cfg: SweepConfig, plan: Plan, root: Path, known: Collection[str]) -> str:
-    """A name that no sweep had before, here or elsewhere: stage, plan and a counter; its folder is made exclusively."""
-    root.mkdir(parents=True, exist_ok=True)
+def _to_go_on_with(cfg: SweepConfig, plan: Plan, ledger: Ledger, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
+    """What `resume` asks for; None: a new sweep."""
+    same_plan = [record for record in earlier if record.plan_digest == plan.digest]
+    if cfg.resume == "never":
+        return None
+    if cfg.resume == "auto":
+        return next((record for record in reversed(same_plan) if not record.closed), None)
+    if cfg.resume == "failed":
+        if not same_plan:
+            raise ConfigError(f"resume=failed: no sweep of this plan was ever started in {cfg.paths.root}")
+        if all(t.state is not TrialState.FAILED for t in same_plan[-1].trials.values()):
+            raise ConfigError(
+                f"resume=failed: no trial of {same_plan[-1].sweep_id} has failed; resume=auto goes on with the rest"
+            )
+        return same_plan[-1]
+    named = next((record for record in earlier if record.sweep_id == cfg.resume), None)
+    if named is None:
+        known = ", ".join(sweep_ids(ledger)) or "none"
+        raise ConfigError(f"resume={cfg.resume}: there is no such sweep; there are: {known}")
+    if named.plan_digest != plan.digest:
+        raise ConfigError(_plan_difference(cfg, named, plan))
+    return named
+
+
+def _new_name(
+    cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, stack: ExitStack
+) -> tuple[str, Callable[[], None]]:
+    """A name that no sweep had before, here or elsewhere: stage, plan and a counter. It is held from here on, so that
+    whoever starts the same plan at the same moment, on whatever host, finds it taken."""
+    known = sweep_ids(ledger)
     for counter in range(1, 100_000):
         sweep_id = f"{cfg.stage.name}-{plan.digest[:6]}-{counter}"
-        if sweep_id in known:
+        if sweep_id in known or _was_used(root / sweep_id):
             continue
-        try:
-            (root / sweep_id).mkdir()
-            return sweep_id
-        except FileExistsError:
-            continue
+        with ExitStack() as this_one:
+            try:
+                still_held = this_one.enter_context(driving(database(cfg, root), sweep_id))
+            except DrivenElsewhereError:
+                if cfg.resume == "never":
+                    continue
+                raise
+            if sweep_id in sweep_ids(ledger):  # and was over before we held it
+                continue
+            stack.push(this_one.pop_all())
+            return sweep_id, still_held
     raise ConfigError(f"{root} holds 100,000 sweeps of this plan; choose another paths.root")
 
 
-def _with_failed_again(ledger: Ledger, cfg: SweepConfig, same_plan: Sequence[SweepRecord]) -> Journal:
-    """The newest sweep of this plan, its failed trials planned once more."""
-    if not same_plan:
-        raise ConfigError(f"resume=failed: no sweep of this plan was ever started in {cfg.paths.root}")
-    newest = same_plan[-1]
-    failed = [t for t in newest.trials.values() if t.state is TrialState.FAILED]
-    if not failed:
-        raise ConfigError(f"resume=failed: no trial of {newest.sweep_id} has failed; resume=auto goes on with the rest")
-    journal = Journal(ledger, newest.sweep_id)
+def _was_used(folder: Path) -> bool:
+    """Whether something of a sweep lies there, be it one that its ledger does not know any more."""
+    return folder.exists() and any(path.name != LOCK for path in folder.iterdir())
+
+
+def _keep_configuration(folder: Path, config: Mapping[str, Any]) -> None:
+    """`config.yaml`, for people; not there yet where its driver was killed, or the sweep comes from another machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.yaml").exists():
+        (folder / "config.yaml.new").write_text(_yaml(config), encoding="utf-8")
+        (folder / "config.yaml.new").replace(folder / "config.yaml")
+
+
+def _plan_failed_again(journal: Journal, ledger: Ledger) -> None:
     with ledger.transaction():
-        for trial in failed:
-            last = len(trial.attempts)
-            journal.retry(trial.trial_id, last, 0, "asked for with resume=failed", forgive=True)
+        for trial in journal.record.trials.values():
+            if trial.state is TrialState.FAILED:
+                journal.retry(trial.trial_id, len(trial.attempts), 0, "asked for with resume=failed", forgive=True)
     journal.catch_up()
-    return journal
 
 
 def _plan_difference(cfg: SweepConfig, record: SweepRecord, plan: Plan) -> str:

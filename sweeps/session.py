@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,8 @@ class Session:
     time: StepTime | None
     cards: Sequence[int]
     """Indices of those that trials may use."""
+    still_held: Callable[[], None]
+    """To be called at each heartbeat: raises where another process drives the sweep by now."""
 
     @property
     def root(self) -> Path:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from cost.driving import DrivenElsewhereError
 from cost.money import Money
 from cost.records import StoreError
 from cost.report import Report, write_csv
@@ -202,6 +203,13 @@ def print_stopped(console: Console, error: StoreError, typed: Sequence[str]) -> 
     """The books cannot be written any more: what stands, and what to do."""
     again = " ".join(["python sweep.py", *map(shlex.quote, typed)])
     console.print(Text(f"Stopped: {error}", style="red"), soft_wrap=True)
+    if isinstance(error, DrivenElsewhereError):
+        console.print(
+            "This driver had lost its lock. The processes of its trials were ended, and it writes nothing more; what "
+            "was not written yet of its trials is done again there. See: python -m cost leases list",
+            soft_wrap=True,
+        )
+        return
     console.print(
         Text(
             "The trials' processes were ended. What was written stands, and the machine counts as held until the books "
