@@ -35,7 +35,7 @@ _DECODING_EFFICIENCY = 0.5
 _SECONDS_PER_TOKEN_STEP = 0.02
 """What one decoding step costs besides reading the weights."""
 _FIXED_SECONDS = 40.0
-"""Start, two evaluations, a checkpoint."""
+"""Start and checkpoints; evaluations come on top."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,14 @@ class StepTime:
     """A bound is this many times as long."""
     step_p50_p90: tuple[float, float] | None = None
     """Median and 90th percentile of a step's seconds per completion; None: nothing was measured."""
+    seconds_per_turn: float = 0.0
+    """What sampling takes however many completions are sampled at once; where it was measured, it is in theirs."""
+    completions_per_turn: int = 1
 
     def of(self, trial: PlannedTrial, steps: int) -> float:
-        return self.fixed_seconds + steps * trial.prompts_per_step * trial.group_size * self.seconds_per_completion
+        completions = trial.prompts_per_step * trial.group_size
+        turns = math.ceil(completions / self.completions_per_turn)
+        return self.fixed_seconds + steps * (completions * self.seconds_per_completion + turns * self.seconds_per_turn)
 
     def forecast(self, trial: PlannedTrial, steps: int) -> tuple[float, float] | None:
         """Seconds of a trial, P50 and P90: its steps at the median and the 90th percentile. None: none was measured."""
@@ -64,7 +69,7 @@ class StepTime:
 
 
 def measured(records: Sequence[SweepRecord], cfg: SweepConfig) -> StepTime | None:
-    """From the newest earlier sweep of the same model, trainer and cards on this machine."""
+    """From the newest earlier sweep of the same model, trainer, task and length of completions on this machine."""
     for record in reversed(records):
         config = record.config
         same = (
@@ -72,6 +77,7 @@ def measured(records: Sequence[SweepRecord], cfg: SweepConfig) -> StepTime | Non
             and config["model"]["kind"] == cfg.model.kind
             and config["model"]["path"] == cfg.model.path
             and config["trainer"]["name"] == cfg.trainer.name
+            and config["task"]["name"] == cfg.task.name
             and config["rollout"]["max_completion_tokens"] == cfg.rollout.max_completion_tokens
         )
         per_trial = [t for trial in record.trials.values() if (t := _of_trial(trial)) is not None] if same else []
@@ -89,22 +95,41 @@ def measured(records: Sequence[SweepRecord], cfg: SweepConfig) -> StepTime | Non
 def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
     """A rough figure for a machine on which nothing was measured; None where the model's size is not known.
 
-    Training is 8 floating-point operations per parameter and token (one pass for the old log-probabilities, three for
-    forward and backward; J. Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Decoding reads the bf16 weights once
-    per token for all completions of a step together.
+    It grows with steps, prompts, G, tokens and the model's size. A pass forward is 2 floating-point operations per
+    parameter and token, one backward 4 (J. Kaplan et al. 2020, arXiv:2001.08361, section 2.1): 8 to train, with one
+    pass for the old log-probabilities, 2 more for a reference, and 2 to sample. Decoding besides reads the bf16 weights
+    once per token, for all completions that are sampled at once.
     """
     parameters = _parameters(cfg)
     if parameters is None or cfg.trainer.name == "simulated":
         return None
-    machine, cards = cfg.machine, cfg.search.cards_per_trial
+    machine, cards, rollout = cfg.machine, cfg.search.cards_per_trial, cfg.rollout
+    pass_seconds = 2 * parameters / (_TRAINING_EFFICIENCY * machine.tflops * 1e12 * cards)
+    passes = 5 if cfg.algorithm.kl_coef else 4
     shared = min(cfg.search.group_size) if cfg.trainer.packing else 1
-    tokens = _PROMPT_TOKENS / shared + cfg.rollout.max_completion_tokens
-    training = 8 * parameters * tokens / (_TRAINING_EFFICIENCY * machine.tflops * 1e12 * cards)
+    sampled = rollout.max_completion_tokens
+    completion = pass_seconds * (passes * (_PROMPT_TOKENS / shared + sampled) + sampled)
     token_step = 2 * parameters / (_DECODING_EFFICIENCY * machine.memory_gb_per_s * 1e9) + _SECONDS_PER_TOKEN_STEP
-    completions = min(cfg.search.prompts_per_step) * min(cfg.search.group_size)
-    decoding = cfg.rollout.max_completion_tokens * token_step / min(completions, cfg.rollout.max_batch_completions)
-    source = f"rough, from the data sheet of {machine.name}; this stage measures it"
-    return StepTime(training + decoding, _FIXED_SECONDS, source, ROUGH_ALLOWANCE)
+    turn = sampled * token_step
+    answers = cfg.task.eval_questions * cfg.evaluation.samples_per_question
+    evaluations = 2 + (cfg.stage.steps // cfg.evaluation.every_steps if cfg.evaluation.every_steps else 0)
+    evaluation = answers * pass_seconds * (_PROMPT_TOKENS + sampled)
+    evaluation += math.ceil(answers / rollout.max_batch_completions) * turn
+    return StepTime(
+        completion,
+        _FIXED_SECONDS + evaluations * evaluation,
+        f"rough, from the data sheet of {machine.name}: {_short(parameters)} parameters, completions of {sampled} "
+        "tokens; this stage measures it",
+        ROUGH_ALLOWANCE,
+        seconds_per_turn=turn,
+        completions_per_turn=rollout.max_batch_completions,
+    )
+
+
+def _short(parameters: float) -> str:
+    """`0.09 M`, `135 M`, `8 B`."""
+    scale, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
+    return f"{parameters / scale:.2g} {unit}" if parameters < 1e8 else f"{parameters / scale:.3g} {unit}"
 
 
 def _parameters(cfg: SweepConfig) -> float | None:

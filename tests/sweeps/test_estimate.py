@@ -28,7 +28,7 @@ def test_what_was_measured_on_this_machine_is_what_the_plan_says(tmp_path):
     assert sweep_seconds(make_plan(sweep.cfg), sweep.cfg, time) == pytest.approx(took, rel=0.15)
 
 
-@pytest.mark.parametrize("other", ["machine=rtx4090", "model=tiny", "rollout.max_completion_tokens=12"])
+@pytest.mark.parametrize("other", ["machine=rtx4090", "model=tiny", "task=products", "rollout.max_completion_tokens=12"])
 def test_what_another_machine_model_or_length_took_is_not_taken_for_this_one(tmp_path, other: str):
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]").run()
     assert measured([sweep.journal.record], compose(["+stage=smoke", "trainer=simulated", other])) is None
@@ -53,6 +53,43 @@ def test_before_anything_is_measured_a_rough_figure_says_that_it_is_rough():
     assert "rough" in cpu.source
     assert cpu.allowance > 2
     assert cpu.seconds_per_completion > 3 * h100.seconds_per_completion
+
+
+def rough_seconds(*overrides: str) -> float:
+    """Of the largest trial, without what is there once per trial."""
+    cfg = compose(["+stage=smoke", "task.eval_questions=1", *overrides])
+    time = from_data_sheet(cfg)
+    assert time is not None
+    return max(time.of(t, cfg.stage.steps) for t in make_plan(cfg).trials) - time.fixed_seconds
+
+
+@pytest.mark.parametrize(
+    ("override", "least", "most"),
+    [
+        ("stage.steps=40", 1.99, 2.01),
+        ("search.prompts_per_step=[8]", 1.7, 2.0),
+        ("search.group_size=[16]", 1.7, 2.0),
+        ("rollout.max_completion_tokens=240", 7, 10),
+        ("model=tiny", 0.01, 0.2),
+        ("algorithm.kl_coef=0", 0.75, 0.99),
+    ],
+)
+def test_the_rough_figure_follows_what_is_typed(override: str, least: float, most: float):
+    usual = ["search.prompts_per_step=[4]"]
+    assert least <= rough_seconds(*usual, override) / rough_seconds(*usual) <= most
+
+
+def test_the_rough_figure_holds_the_evaluations_and_says_what_it_stands_on():
+    few, many = (
+        from_data_sheet(compose(["+stage=smoke", *more]))
+        for more in ((), ("task.eval_questions=512", "evaluation.every_steps=5"))
+    )
+    assert few is not None
+    assert many is not None
+    assert many.fixed_seconds > 2 * few.fixed_seconds
+    assert few.source == (
+        "rough, from the data sheet of cpu: 135 M parameters, completions of 24 tokens; this stage measures it"
+    )
 
 
 @pytest.mark.parametrize(
