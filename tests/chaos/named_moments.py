@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,72 @@ def both_at_once(folder: Path) -> list[int]:
         forked(lambda n=n: drive(cfg, folder / f"{n}.jsonl", 0, 0, mlflow=False), folder / f"{n}.txt") for n in (0, 1)
     ]
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+@dataclass
+class Two:
+    """What became of two drivers of one sweep: exit codes and what they printed."""
+
+    codes: tuple[int, int]
+    said: tuple[str, str]
+    pids: tuple[int, int]
+
+
+def second_while_the_first_stands_still(url: str | None, moment: str, lost: bool, folder: Path) -> Two:
+    """Stop a driver (SIGSTOP) at a moment, let the same command run a second one to its end, and let the first go on.
+
+    `moment`: "planned", or what the witness writes. `lost`: the first has lost its lock meanwhile.
+    """
+    warm()
+    cfg = configuration("one card", folder / "runs")
+    cfg = replace(cfg, storage=replace(cfg.storage, database_url=url))
+    first = forked(lambda: _stopped(cfg, folder / "0.jsonl", moment), folder / "0.txt")
+    assert os.WIFSTOPPED(os.waitpid(first, os.WUNTRACED)[1]), (folder / "0.txt").read_text()
+    if lost:
+        lose_lock(url, folder / "runs")
+    second = forked(lambda: drive(cfg, folder / "1.jsonl", 0, 0, mlflow=False), folder / "1.txt")
+    codes = {second: os.waitstatus_to_exitcode(os.waitpid(second, 0)[1])}
+    os.kill(first, signal.SIGCONT)
+    codes[first] = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+    said = (folder / "0.txt").read_text(), (folder / "1.txt").read_text()
+    return Two((codes[first], codes[second]), said, (first, second))
+
+
+def lose_lock(url: str | None, root: Path) -> None:
+    """What makes a driver's lock go: its connection breaks, or somebody removes the file."""
+    if url is None:
+        for lock in root.glob("*/driver.lock"):
+            lock.unlink()
+        return
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        ours = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        ours += " WHERE datname = current_database() AND application_name LIKE 'drives a sweep%'"
+        assert connection.execute(ours).fetchall() == [(True,)]
+
+
+def _stopped(cfg: Any, log: Path, moment: str) -> int:
+    from sweeps.journal import Journal
+
+    write, planned, left = Witness.write, Journal.planned, 3
+
+    def write_and_stop(self: Witness, what: str, **more: Any) -> None:
+        nonlocal left
+        write(self, what, **more)
+        left -= what == moment
+        if not left:
+            left = -1
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def plan_and_stop(self: Journal, **more: Any) -> None:
+        planned(self, **more)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    Witness.write = write_and_stop
+    if moment == "planned":
+        Journal.planned = plan_and_stop
+    return drive(cfg, log, 0, 0, mlflow=False)
 
 
 def _killed(cfg: Any, log: Path, moment: str, times: int) -> int:

@@ -79,8 +79,9 @@ def _at_commits_and_rows(points: Points) -> None:
 
     def do_commit(self: DefaultDialect, dbapi_connection: Any) -> None:
         raw = getattr(dbapi_connection, "dbapi_connection", dbapi_connection)
-        wrote = raw.total_changes != changes.get(id(raw), 0)
-        changes[id(raw)] = raw.total_changes
+        rows = getattr(raw, "total_changes", 0)  # a server's connection does not count them
+        wrote = rows != changes.get(id(raw), 0)
+        changes[id(raw)] = rows
         if wrote:
             points.reach("before a commit", "")
         commit(self, dbapi_connection)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,12 @@ from cost.prices import PriceBook
 from cost.report import sweep_report
 from sweeps.config import CONF_DIR
 from sweeps.journal import TrialState, load, sweep_ids
-from tests.chaos.named_moments import both_at_once, killed_and_resumed, killed_then_another_plan
+from tests.chaos.named_moments import (
+    both_at_once,
+    killed_and_resumed,
+    killed_then_another_plan,
+    second_while_the_first_stands_still,
+)
 
 SECOND_NS = 10**9
 
@@ -93,3 +101,42 @@ def test_two_sweeps_of_one_plan_started_at_once_have_names_and_folders_of_their_
         assert (tmp_path / "runs" / record.sweep_id / "cost.csv").exists()
     checkpoints = [t.checkpoint.path for r in records for t in r.trials.values() if t.checkpoint]
     assert len(set(checkpoints)) == len(checkpoints), json.dumps(checkpoints)
+
+
+# Two drivers of one sweep ---------------------------------------------------------------------------------------------
+
+
+def assert_every_trial_ran_once(url: str | None, folder: Path, outcomes: set[str]) -> None:
+    with Ledger.open(url or folder / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+        (name,) = sweep_ids(ledger)
+        record, usages = load(ledger, name), ledger.usages()
+    assert {t.state for t in record.trials.values()} == {TrialState.COMPLETED}
+    completed = [u.key.trial_id for u in usages if u.outcome == "COMPLETED"]
+    assert sorted(completed) == sorted(record.trials)
+    assert {u.outcome for u in usages} == outcomes
+    by_start = sorted(usages, key=lambda u: u.from_ns)
+    assert all((u.to_ns or 0) <= v.from_ns for u, v in itertools.pairwise(by_start)), "one card, held by two"
+
+
+@pytest.mark.parametrize("moment", ["planned", "said"])
+def test_a_second_driver_of_a_sweep_is_told_where_the_first_is_and_how_to_stop_it(
+    worker, any_database, tmp_path, moment: str
+):
+    url = any_database if "://" in any_database else None
+    found = worker.submit(second_while_the_first_stands_still, url, moment, False, tmp_path).result()
+    assert found.codes == (0, 1), found.said
+    refusal = " ".join(found.said[1].split())
+    assert f"is being driven by process {found.pids[0]} on {socket.gethostname()} since " in refusal
+    assert "python -m sweeps stop smoke-" in refusal
+    assert_every_trial_ran_once(url, tmp_path, {"COMPLETED"})
+
+
+def test_a_driver_that_lost_its_sweep_to_another_writes_nothing_more_and_says_so(worker, any_database, tmp_path):
+    url = any_database if "://" in any_database else None
+    found = worker.submit(second_while_the_first_stands_still, url, "said", True, tmp_path).result()
+    assert found.codes == (1, 0), found.said
+    assert "Stopped: smoke-" in found.said[0]
+    assert f"is being driven by process {found.pids[1]} on " in found.said[0]
+    assert "Traceback" not in found.said[0]
+    assert "going on" in found.said[1]
+    assert_every_trial_ran_once(url, tmp_path, {"COMPLETED", "LOST"})
