@@ -60,6 +60,8 @@ class Line:
     """Of a purchase: the card time that was bought."""
     kinds: Kinds | None = None
     """What it comes to at list, contracted and effective prices; None: at all of them what it cost."""
+    rate: str = ""
+    """Where its amounts were converted: the exchange rate, its day and its source, in words."""
 
     @property
     def list_pico(self) -> int:

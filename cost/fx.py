@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
 import yaml
 
+from cost.periods import midnight_ns
 from cost.prices import DEFAULT_FOLDER, PriceError, parse_price
 
 STALE_DAYS = 4
@@ -46,6 +47,8 @@ class Conversion:
     text: str
     age_days: int = 0
     """How much older than the day asked about the oldest rate is that was used."""
+    factor: Fraction = Fraction(1)
+    """Units of `currency` in one of what was converted."""
 
 
 def load_rates(folder: str | Path | None = None) -> tuple[Rate, ...]:
@@ -73,6 +76,53 @@ def load_rates(folder: str | Path | None = None) -> tuple[Rate, ...]:
     return tuple(rates)
 
 
+def rates_as_of(rates: Sequence[Rate], at_ns: int) -> tuple[Rate, ...]:
+    """The rates that were known at a moment: those read by then; of a pair of which none was, all of them."""
+    day = datetime.fromtimestamp(at_ns // 10**9, UTC).date().isoformat()
+    known = {(rate.base, rate.quote) for rate in rates if rate.day_read <= day}
+    return tuple(rate for rate in rates if rate.day_read <= day or (rate.base, rate.quote) not in known)
+
+
+def fixings(rates: Iterable[Rate]) -> list[int]:
+    """The instants from which a new rate holds, sorted: what crosses none of them was spent at one rate."""
+    return sorted({midnight_ns(date.fromisoformat(rate.day), UTC) for rate in rates})
+
+
+class Converter:
+    """Amounts into one currency, each at the rate of its day; it remembers what was used, for `rate_notes`.
+
+    What was spent at one rate is converted as one running total that is rounded to 1e-12, and an amount is what that
+    grew by. So parts sum to the conversion of their sum, however it is cut, and none that is positive turns negative.
+    """
+
+    def __init__(self, to: str, rates: Sequence[Rate]) -> None:
+        self._to, self._rates = to, rates
+        self._by_day: dict[tuple[str, date], Conversion] = {}
+        self._totals: dict[tuple[str, str, str], int] = {}
+
+    @property
+    def used(self) -> Iterable[Conversion]:
+        return self._by_day.values()
+
+    def text(self, currency: str, at_ns: int) -> str:
+        """The sentence that names the rate of a moment; empty where there is nothing to convert."""
+        return self._rate(currency, at_ns).text
+
+    def __call__(self, what: str, pico: int, currency: str, at_ns: int) -> int:
+        """An amount of a moment. `what`: which sum it is a part of. Raises MissingRateError."""
+        rate = self._rate(currency, at_ns)
+        key = what, currency, rate.text
+        before = self._totals.get(key, 0)
+        self._totals[key] = before + pico
+        return round((before + pico) * rate.factor) - round(before * rate.factor)
+
+    def _rate(self, currency: str, at_ns: int) -> Conversion:
+        day = datetime.fromtimestamp(at_ns // 10**9, UTC).date()
+        if (currency, day) not in self._by_day:
+            self._by_day[currency, day] = convert(0, currency, self._to, day, self._rates)
+        return self._by_day[currency, day]
+
+
 def convert(pico: int, currency: str, to: str, day: date, rates: Sequence[Rate]) -> Conversion:
     """An amount in another currency at the rates of `day`: directly, backwards, or over one currency in between.
 
@@ -91,7 +141,7 @@ def convert(pico: int, currency: str, to: str, day: date, rates: Sequence[Rate])
         factor *= 1 / Fraction(rate.rate) if backwards else Fraction(rate.rate)
         steps.append(f"1 {rate.base} = {rate.rate} {rate.quote} on {rate.day} ({rate.source})")
     age = max((day - date.fromisoformat(rate.day)).days for rate, _ in path)
-    return Conversion(round(pico * factor), to, "; ".join(steps), age)
+    return Conversion(round(pico * factor), to, "; ".join(steps), age, factor)
 
 
 def rate_notes(conversions: Iterable[Conversion]) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, tzinfo
+from datetime import UTC, tzinfo
 from functools import partial
 
 from cost.attribution import Line, Lines, attribute
 from cost.billing import BillingRule
 from cost.chargeback import COST_CENTER, charged_back, sweeps_chargeback
 from cost.closing import book_as_of, changes_since
-from cost.fx import Conversion, convert, load_rates, rate_notes
+from cost.fx import Converter, Rate, fixings, load_rates, rate_notes, rates_as_of
 from cost.ledger import Ledger
 from cost.money import Money, largest_remainder
 from cost.periods import PERIODS, period_edges, period_name
@@ -62,10 +62,13 @@ def grouped_report(
         first = min((s.from_ns for s in ledger.leases()), default=now_ns)
         # A billing increment may lie after the end of its lease: no known rule adds more than a month.
         cuts = period_edges(first, now_ns + 32 * 86_400 * 10**9, scope.by, scope.zone)
-    found = scoped_lines(ledger, book, scope, now_ns, cuts=cuts, rules=rules)
+    rates = load_rates(book.folder) if scope.currency is not None else ()
+    if scope.as_of_ns is not None:
+        rates = rates_as_of(rates, scope.as_of_ns)
+    found = scoped_lines(ledger, book, scope, now_ns, cuts=[*cuts, *fixings(rates)], rules=rules)
     notes = tuple[str, ...]()
     if scope.currency is not None:
-        found, notes = in_currency(found, scope.currency, book)
+        found, notes = in_currency(found, scope.currency, rates)
     lines = found.lines
     rows = trial_rows(lines, found) if scope.by == "trial" else grouped_rows(lines, _namer(scope, found))
     if scope.as_of_ns is not None:
@@ -109,36 +112,30 @@ def left_out(scope: Scope, found: Lines) -> tuple[str, ...]:
     return ()
 
 
-def in_currency(found: Lines, currency: str, book: PriceBook) -> tuple[Lines, tuple[str, ...]]:
+def in_currency(found: Lines, currency: str, rates: Sequence[Rate]) -> tuple[Lines, tuple[str, ...]]:
     """The lines, and the forecasts of their trials, in another currency, each at the rate of its day; and the sentences
-    that name the rates.
+    that name the rates. `found` must have been cut at their `fixings`: a line has one rate.
 
     Raises:
         MissingRateError: a rate is missing.
     """
-    rates = load_rates(book.folder)
-    used: dict[tuple[str, date], Conversion] = {}
-
-    def converted(pico: int, of: str, at_ns: int) -> int:
-        day = datetime.fromtimestamp(at_ns // 10**9, UTC).date()
-        conversion = used[of, day] = convert(pico, of, currency, day, rates)
-        return conversion.pico
-
-    lines = []
+    converter, lines = Converter(currency, rates), []
     for line in found.lines:
-        to = partial(converted, of=line.lease.currency, at_ns=line.from_ns)
+        to = partial(converter, currency=line.lease.currency, at_ns=line.from_ns)
         kinds, lease = line.kinds and line.kinds.converted(to), replace(line.lease, currency=currency)
-        lines.append(replace(line, pico=to(line.pico), paid_pico=to(line.paid_pico), kinds=kinds, lease=lease))
+        pico, paid = to("pico", line.pico), to("paid_pico", line.paid_pico)
+        rate = converter.text(line.lease.currency, line.from_ns)
+        lines.append(replace(line, pico=pico, paid_pico=paid, kinds=kinds, lease=lease, rate=rate))
     usages = dict(found.usages)
     for key, usage in found.usages.items():
         forecasts = {name: Money.parse(usage.labels[name]) for name in FORECASTS if name in usage.labels}
         if forecasts:
             texts = {
-                name: str(Money(converted(money.pico, money.currency, usage.from_ns), currency))
+                name: str(Money(converter(f"{name} {key}", money.pico, money.currency, usage.from_ns), currency))
                 for name, money in forecasts.items()
             }
             usages[key] = replace(usage, labels={**usage.labels, **texts})
-    return replace(found, lines=tuple(lines), usages=usages), rate_notes(used.values())
+    return replace(found, lines=tuple(lines), usages=usages), rate_notes(converter.used)
 
 
 def _in_scope(line: Line, scope: Scope) -> bool:

@@ -38,10 +38,10 @@ class Kinds:
         parts = zip(*(largest_remainder(pico, weights) for pico in amounts), strict=True)
         return [replace(self, list_pico=a, contracted_pico=b, effective_pico=c) for a, b, c in parts]
 
-    def converted(self, convert: Callable[[int], int]) -> Kinds:
-        """Its amounts in another currency."""
-        amounts = (convert(pico) for pico in (self.list_pico, self.contracted_pico, self.effective_pico))
-        return replace(self, **dict(zip(("list_pico", "contracted_pico", "effective_pico"), amounts, strict=True)))
+    def converted(self, convert: Callable[[str, int], int]) -> Kinds:
+        """Its amounts in another currency. `convert` is told the name of each."""
+        names = ("list_pico", "contracted_pico", "effective_pico")
+        return replace(self, **{name: convert(name, getattr(self, name)) for name in names})
 
 
 class PriceKinds:

@@ -155,6 +155,8 @@ def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequ
             sources.add(line.price.source)
         if line.commitment:
             sources.add(f"commitment {line.commitment}")
+        if line.rate:
+            sources.add(line.rate)
     if unpriced:
         flags.add("UNPRICED")
     return Row(

@@ -23,7 +23,7 @@ from cost.attribution import attribute
 from cost.billing import BillingRule, Segment
 from cost.charging import beside, charged, rules_of
 from cost.clock import NS_PER_SECOND
-from cost.fx import Conversion, convert, load_rates, rate_notes
+from cost.fx import Conversion, convert, fixings, load_rates, rate_notes
 from cost.ledger import Ledger
 from cost.periods import period_edges, period_name
 from cost.prices import PriceBook, PriceRow
@@ -189,7 +189,8 @@ class Spending:
         one = only.removeprefix("sweep:") if only.startswith("sweep:") else None
         with self._ledger.read() as connection:
             first = connection.execute(select(func.min(schema.lease.c.from_ns))).scalar() or now_ns
-        edges = period_edges(min(first, now_ns), now_ns + 32 * 86_400 * NS_PER_SECOND, "month", UTC)
+        months = period_edges(min(first, now_ns), now_ns + 32 * 86_400 * NS_PER_SECOND, "month", UTC)
+        edges = sorted({*months, *fixings(self._rates)})
         found = attribute(self._ledger, self._book, now_ns, sweep_id=one, cuts=edges, rules=self._rules, by_phase=False)
         for (sweep_id, _), usage in found.usages.items():
             if "stage" in usage.labels:
