@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 from cost.records import StoreError
 
@@ -19,16 +20,17 @@ def backups_of(ledger: Path) -> list[Path]:
     return sorted(ledger.parent.glob(f"{ledger.stem}*.bak"), key=lambda path: path.stat().st_mtime)
 
 
-def copy_sqlite(source: Path, target: Path) -> Path:
+def copy_sqlite(source: Path, target: Path, *, still: bool = False) -> Path:
     """A consistent copy of a database, also while it is written to; whole, or not there at all.
+
+    `still`: nobody writes to it.
 
     Raises:
         StoreError: it cannot be read, or the copy cannot be written.
     """
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        reader = sqlite3.connect(f"file:{source.absolute()}?mode=ro", uri=True)
-        with closing(reader), closing(sqlite3.connect(partial)) as writer:
+        with closing(_reading(source, still=still)) as reader, closing(sqlite3.connect(partial)) as writer:
             reader.backup(writer)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
@@ -38,6 +40,13 @@ def copy_sqlite(source: Path, target: Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return target
+
+
+def _reading(path: Path, *, still: bool) -> sqlite3.Connection:
+    # Told that nothing changes, SQLite leaves no files of its own beside it; what a log still holds is then not read.
+    frozen = still and not path.with_name(f"{path.name}-wal").exists()
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro" + ("&immutable=1" if frozen else "")
+    return sqlite3.connect(uri, uri=True)
 
 
 def daily_backup(ledger: Path, now_ns: int) -> Path:
@@ -51,9 +60,11 @@ def daily_backup(ledger: Path, now_ns: int) -> Path:
 
 
 def check_whole(copy: Path) -> None:
-    """A file is a whole ledger. Raises StoreError."""
+    """A file that nobody writes to is a whole ledger. Raises StoreError."""
     try:
-        with closing(sqlite3.connect(f"file:{copy.absolute()}?mode=ro", uri=True)) as raw:
+        if not copy.is_file():
+            raise StoreError(f"there is no file {copy}")
+        with closing(_reading(copy, still=True)) as raw:
             said = raw.execute("PRAGMA integrity_check").fetchone()[0]
             raw.execute("SELECT version_num FROM alembic_version").fetchone()
     except sqlite3.Error as error:

@@ -47,7 +47,12 @@ class _Books:
 def run_checks(
     ledger: Ledger, book: PriceBook, now_ns: int, *, rules: Sequence[BillingRule] | None = None
 ) -> list[Finding]:
-    """Every check, in order of name. Where a price is missing, only `priced` is run: the others need it."""
+    """Every check, in order of name. Where a price is missing, only `priced` is run: the others need it.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    ledger.check_file()
     rules = rules_of(book) if rules is None else rules
     other = beside(ledger, ledger.leases(), now_ns)
     found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]

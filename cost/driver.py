@@ -56,6 +56,10 @@ class Driver:
         """
         return None if self._store.path is None else daily_backup(self._store.path, self.now_ns())
 
+    def check_file(self) -> None:
+        """Every page of a ledger in a file can be read. Raises StoreError."""
+        self._store.check_file()
+
     def copy_to(self, target: Path) -> Path:
         """A whole copy of the ledger as a SQLite file, of a server's too, as of one moment.
 

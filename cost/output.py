@@ -69,12 +69,18 @@ def write_text(text: str, path: str | Path) -> Path:
 def whole_file(path: str | Path) -> Iterator[TextIO]:
     """A file to write to that is there as a whole afterwards, or not at all: it has another name until it is flushed.
 
+    What is no file (a pipe, /dev/stdout) is written to as it is, never replaced.
+
     Raises:
         StoreError: it cannot be written.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("w", encoding="utf-8", newline="") as file:
+                yield file
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("w", encoding="utf-8", newline="") as file:
             yield file

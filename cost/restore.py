@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from cost.backup import check_whole
+from cost.backup import check_whole, copy_sqlite
 from cost.records import StoreError
 from cost.store import Store, sqlite_path
 
@@ -36,18 +35,30 @@ def restore(copy: Path, ledger: str | Path) -> Path | None:
 def _restore_file(copy: Path, ledger: Path) -> Path | None:
     check_whole(copy)
     aside = None
-    if ledger.exists():
-        _check_unused(ledger)
-        aside = _free_name(ledger)
-        for ending in ("", "-wal", "-shm"):
-            part = ledger.with_name(ledger.name + ending)
-            if part.exists():
-                os.replace(part, aside.with_name(aside.name + ending))
     ledger.parent.mkdir(parents=True, exist_ok=True)
-    partial = ledger.with_name(f"{ledger.name}.{os.getpid()}.partial")
-    shutil.copyfile(copy, partial)
-    os.replace(partial, ledger)
+    # Whole, and on the disk, before anything is moved: whoever is killed after that has lost nothing.
+    new = copy_sqlite(copy, ledger.with_name(f"{ledger.name}.{os.getpid()}.new"), still=True)
+    try:
+        if ledger.exists():
+            _check_unused(ledger)
+            aside = _free_name(ledger)
+            _keep_as(ledger, aside)
+            for ending in ("-wal", "-shm"):
+                part = ledger.with_name(ledger.name + ending)
+                if part.exists():
+                    os.replace(part, aside.with_name(aside.name + ending))
+        os.replace(new, ledger)
+    finally:
+        new.unlink(missing_ok=True)
     return aside
+
+
+def _keep_as(ledger: Path, aside: Path) -> None:
+    """Another name for the same file, so that at no moment there is no ledger; where files have one name, a new one."""
+    try:
+        os.link(ledger, aside)
+    except OSError:
+        os.replace(ledger, aside)
 
 
 def _check_unused(ledger: Path) -> None:

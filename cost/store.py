@@ -105,6 +105,18 @@ class Store:
         with self._translated(), self.engine.connect() as connection, connection.begin():
             yield connection
 
+    def check_file(self) -> None:
+        """Every page of the file can be read; a server looks after its own.
+
+        Raises:
+            StoreError: one cannot.
+        """
+        if self.path is not None:
+            with self.read() as connection:
+                said = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if said != "ok":
+                    raise sqlite3.DatabaseError(f"malformed: {said}")
+
     def copy_to(self, target: Path) -> Path:
         """A whole copy as a SQLite file, as of one moment; a server's is read table by table in one transaction.
 

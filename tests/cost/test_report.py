@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from decimal import Decimal
 
 import pytest
@@ -14,7 +15,7 @@ from cost.attribution import attribute
 from cost.billing import BillingRule
 from cost.clock import NS_PER_SECOND
 from cost.money import Money, pico_of
-from cost.output import COLUMNS, as_json, csv_text
+from cost.output import COLUMNS, as_json, csv_text, write_text
 from cost.prices import MissingPriceError, PriceBook, PriceRow
 from cost.records import Correction, UsageKey
 from cost.report import sweep_report, trial_costs, write_csv
@@ -333,6 +334,17 @@ def test_the_csv_has_the_documented_columns_and_replaces_an_older_one_whole(held
     assert tuple(reader.fieldnames or ()) == COLUMNS
     assert (first["trial_id"], first["stage"], first["lr"], first["acc"]) == ("t0", "smoke", "1e-05", "0.5")
     assert Decimal(first["cost_per_acc_point"]) * 50 == pytest.approx(Decimal(first["cost"]), abs=Decimal("1e-4"))
+
+
+def test_a_report_written_to_what_is_no_file_does_not_replace_it(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text("a report", pipe)
+    assert os.read(reader, 100) == b"a report"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_small_amounts_are_shown_and_large_ones_have_four_places(held, clock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from decimal import Decimal
 from pathlib import Path
 
@@ -108,3 +109,40 @@ def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(books, po
     again = runner.invoke(app, ["restore", str(books.copy_to(tmp_path / "copy.db")), *places])
     assert again.exit_code == 2
     assert "holds a ledger already" in again.output
+
+
+def test_a_restore_that_is_killed_at_any_step_leaves_a_ledger_in_its_place(books, tmp_path, monkeypatch):
+    """Each move of a file is a moment to die at; the ledger, old or new, is whole at every one of them."""
+    here = tmp_path / "here.db"
+    copy = books.copy_to(tmp_path / "copy.db")
+    with Ledger.open(here) as other:
+        other.append_event("s9", "planned", {}, "planned")
+    old, new, seen = rows_of(here), rows_of(copy), []
+
+    def watched(move):
+        def wrapper(*names):
+            seen.append(rows_of(here))
+            move(*names)
+            seen.append(rows_of(here))
+
+        return wrapper
+
+    monkeypatch.setattr("cost.restore.os.link", watched(os.link))
+    monkeypatch.setattr("cost.restore.os.replace", watched(os.replace))
+    aside = restore(copy, here)
+    assert seen[0] == old
+    assert seen[-1] == new
+    assert all(rows in (old, new) for rows in seen)
+    assert aside is not None
+    assert rows_of(aside) == old
+
+
+def test_a_restore_leaves_nothing_beside_the_copy(books, tmp_path):
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    copy = books.copy_to(folder / "copy.bak")
+    restore(copy, tmp_path / "new" / "ledger.db")
+    assert [path.name for path in folder.iterdir()] == ["copy.bak"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["ledger.db"]
+    with pytest.raises(StoreError, match="there is no file"):
+        restore(folder / "other.bak", tmp_path / "new" / "ledger.db")

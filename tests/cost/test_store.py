@@ -15,8 +15,10 @@ import pytest
 
 from cost import schema
 from cost.backup import KEEP, backups_of, copy_sqlite
+from cost.check import run_checks
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger import HEARTBEAT_NS, Ledger
+from cost.prices import PriceBook
 from cost.records import NoLedgerError, StoreError, UsageKey
 from cost.restore import restore
 from cost.store import Store
@@ -113,6 +115,19 @@ def test_a_damaged_ledger_is_left_alone_and_its_backup_is_named(file, damage):
     assert content(aside) == before, "the damaged one is set aside"
     with Ledger.open(file) as ledger:
         assert len(list(ledger.events("s"))) == 200
+
+
+def test_check_finds_a_damaged_page_that_no_report_has_read(file):
+    with Ledger.open(file) as ledger:
+        for number in range(200):
+            ledger.append_event("s", "e", {"text": "x" * 500}, str(number))
+    with file.open("r+b") as raw:
+        raw.seek(4096 * 40)
+        raw.write(b"\xff" * 4096)
+    with Ledger.open(file, read_only=True) as ledger:
+        assert ledger.leases() == []
+        with pytest.raises(StoreError, match="damaged"):
+            run_checks(ledger, PriceBook(()), ledger.now_ns())
 
 
 def test_a_file_that_is_no_database_is_left_alone(file):
