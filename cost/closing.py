@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date
 
 from cost.attribution import attribute
 from cost.billing import BillingRule
@@ -124,14 +124,13 @@ def month_totals(
 def book_as_of(ledger: Ledger, book: PriceBook, as_of_ns: int) -> PriceBook:
     """The price book as it was known at a moment.
 
-    Rows that the ledger kept by then stand in for those edited since; rows read later are left out, unless their
+    Rows that the ledger kept by then stand in for those edited since; rows that came later are left out, unless their
     series has no earlier one.
     """
-    day = datetime.fromtimestamp(as_of_ns // 10**9, UTC).date().isoformat()
     kept = {(row.series, row.valid_from): row for row in ledger.remembered_prices(as_of_ns)}
-    known = {row.series for row in book.rows if row.day_read <= day} | {series for series, _ in kept}
+    known = {row.series for row in book.rows if row.known_at(as_of_ns)} | {series for series, _ in kept}
     rows = [row for row in book.rows if (row.series, row.valid_from) not in kept]
-    rows = [row for row in rows if row.day_read <= day or row.series not in known]
+    rows = [row for row in rows if row.known_at(as_of_ns) or row.series not in known]
     return PriceBook((*rows, *kept.values()), book.folder)
 
 

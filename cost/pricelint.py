@@ -47,7 +47,7 @@ def lint(
     if rules is not None:
         findings += _without_rule(book.rows, rules)
     if machine_folder is not None and machine_folder.is_dir():
-        findings += _unknown_skus(book, machine_folder)
+        findings += _unknown_skus(book, machine_folder, today)
     return findings
 
 
@@ -158,9 +158,11 @@ def _without_rule(rows: Iterable[PriceRow], rules: Sequence[BillingRule]) -> lis
     return findings
 
 
-def _unknown_skus(book: PriceBook, machine_folder: Path) -> list[Finding]:
+def _unknown_skus(book: PriceBook, machine_folder: Path, today: date) -> list[Finding]:
     findings = []
-    skus = set(book.skus())
+    at_ns = instant_ns(today)
+    skus = {row.sku for row in book.rows}
+    priced = {row.sku for row in book.rows if row.to_ns is None or row.to_ns > at_ns}
     for file in sorted(machine_folder.glob("*.yaml")):
         try:
             raw = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -171,5 +173,8 @@ def _unknown_skus(book: PriceBook, machine_folder: Path) -> list[Finding]:
         # An interpolation is resolved when a sweep is composed, and checked there.
         if sku and "${" not in str(sku) and sku not in skus:
             message = f"SKU {sku!r} has no price; add it with: {add_command(str(sku))}"
+            findings.append(Finding("machine", file.name, message))
+        elif sku in skus - priced:
+            message = f"SKU {sku!r} has no price any more; add the new one with: {add_command(str(sku))}"
             findings.append(Finding("machine", file.name, message))
     return findings

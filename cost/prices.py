@@ -98,7 +98,8 @@ class PriceRow:
     number of cards (RunPod) or that cards are not what is priced (kWh, GiB). `price` is in `currency` per `per`.
     `valid_from` counts, `valid_to` does not (half-open, UTC); an empty `valid_to` means until the next row. `card` is
     the card's model where the SKU does not say it; machines of one model are compared by the linter. `depreciation` is
-    what own hardware loses in an hour of the whole machine, on top of its energy (rows per kWh only)."""
+    what own hardware loses in an hour of the whole machine, on top of its energy (rows per kWh only). `added` is the
+    moment (UTC) at which a command put the row into the book; without it, it counts as known all day on `day_read`."""
 
     provider: str
     sku: str
@@ -117,6 +118,7 @@ class PriceRow:
     note: str = ""
     kind: str = "list"
     card: str = ""
+    added: str = ""
     depreciation: Decimal | None = None
 
     @cached_property
@@ -136,6 +138,10 @@ class PriceRow:
     def to_ns(self) -> int | None:
         return instant_ns(self.valid_to) if self.valid_to else None
 
+    def known_at(self, at_ns: int) -> bool:
+        """Whether the book had it by a moment."""
+        return (instant_ns(self.added) if self.added else instant_ns(self.day_read[:10])) <= at_ns
+
     @property
     def series(self) -> tuple[str, str, str, str]:
         """What must not overlap in time: SKU, purchase option, region, kind of price."""
@@ -154,7 +160,7 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
     if unknown := sorted(set(raw) - known):
         raise PriceError(f"{where}: unknown field {unknown[0]!r}; a price row has {', '.join(sorted(known))}")
     optional = {"region": "", "cards": 0, "purchase": "on_demand", "tax_included": False, "tax_rate": "0"}
-    optional |= {"valid_to": "", "note": "", "kind": "list", "card": ""}
+    optional |= {"valid_to": "", "note": "", "kind": "list", "card": "", "added": ""}
     data = optional | {k: v for k, v in raw.items() if v is not None}
     for name in known - {"depreciation"}:
         if name not in data:
@@ -179,11 +185,16 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
             raise PriceError(f"{where}: {name} is empty")
     start = instant_ns(data["valid_from"], f"{where}: valid_from")
     instant_ns(data["day_read"], f"{where}: day_read")
+    if data["added"] != "":
+        instant_ns(data["added"], f"{where}: added")
     if data["valid_to"] != "" and instant_ns(data["valid_to"], f"{where}: valid_to") <= start:
         raise PriceError(f"{where}: valid_to {data['valid_to']} must be after valid_from {data['valid_from']}")
+    tax_rate = parse_price(data["tax_rate"], f"{where}: tax_rate")
+    if tax_rate > 1:
+        raise PriceError(f"{where}: tax_rate {tax_rate} is a share of the price: write 19 % as '0.19'")
     return PriceRow(
         price=parse_price(data["price"], where),
-        tax_rate=parse_price(data["tax_rate"], f"{where}: tax_rate"),
+        tax_rate=tax_rate,
         cards=cards,
         tax_included=data["tax_included"],
         depreciation=None if depreciation is None else parse_price(depreciation, f"{where}: depreciation"),

@@ -10,13 +10,14 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cost.cli_common import table_text
 from cost.prices import (
     DEFAULT_FOLDER,
     PER_HOUR,
@@ -58,6 +59,10 @@ def _today() -> date:
     return datetime.now(UTC).date()
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _plain(row: PriceRow) -> dict[str, Any]:
     return as_mapping(row) | {"hash": row.hash}
 
@@ -69,22 +74,23 @@ def list_prices(
     folder: FolderOption = DEFAULT_FOLDER,
     as_json: JsonOption = False,
 ) -> None:
-    """Every price row: SKU, price, per what, from when, from where."""
+    """Every price row: SKU, price, per what, from when; `--json` and `show` say from where, too."""
     with _refusing():
         rows = [r for r in PriceBook.load(folder).rows if sku in r.sku and provider in ("", r.provider)]
     rows.sort(key=lambda r: (r.sku, r.purchase, r.region, r.from_ns))
     if as_json:
         print(json.dumps([_plain(r) for r in rows], indent=1))
         return
-    header = ("SKU", "price", "per", "cards", "purchase", "region", "from", "to", "read", "source")
-    table: list[tuple[str, ...]] = [header]
-    for r in rows:
-        price = f"{r.price} {r.currency}"
-        cards = str(r.cards) if r.cards else "any"
-        table.append((r.sku, price, r.per, cards, r.purchase, r.region, r.valid_from, r.valid_to, r.day_read, r.source))
-    widths = [max(len(line[i]) for line in table) for i in range(len(header) - 1)]
-    for line in table:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=False)) + "  " + line[-1])
+    columns = ("SKU", "price", "per", "cards", "purchase", "region", "from", "to")
+    table = [
+        (
+            *(r.sku, f"{r.price} {r.currency}", r.per, str(r.cards) if r.cards else "any"),
+            *(r.purchase, r.region, r.valid_from[:10], r.valid_to[:10]),
+        )
+        for r in rows
+    ]
+    kept = [i for i in range(len(columns)) if any(line[i] for line in table)]
+    print(table_text([columns[i] for i in kept], [[line[i] for i in kept] for line in table], right=("price", "cards")))
 
 
 @prices_app.command("show")
@@ -181,7 +187,7 @@ def add_price(
     raw = {"provider": provider, "sku": sku, "region": region, "per": per, "cards": cards, "purchase": purchase}
     raw |= {"currency": currency, "price": price, "tax_included": tax_included, "tax_rate": tax_rate}
     raw |= {"valid_from": valid_from or today, "valid_to": valid_to, "source": source, "day_read": today}
-    raw |= {"note": note, "kind": kind, "depreciation": depreciation or None}
+    raw |= {"note": note, "kind": kind, "depreciation": depreciation or None, "added": _now()}
     with _refusing():
         row = read_row(raw, "the new row")
         if dry_run:
@@ -277,7 +283,8 @@ def _finish(snapshots: list, folder: Path, dry_run: bool, as_json: bool) -> None
     from cost.importers.snapshot import write
 
     summaries = []
-    for snapshot in snapshots:
+    for found in snapshots:
+        snapshot = replace(found, rows=tuple(replace(row, added=_now()) for row in found.rows))
         file = None if dry_run else write(snapshot, folder)
         state = "dry run" if dry_run else (str(file) if file else "already there")
         summary = {"name": snapshot.name, "source": snapshot.source, "version": snapshot.version}

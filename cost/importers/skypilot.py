@@ -1,8 +1,9 @@
 """Prices from a SkyPilot catalogue (`catalogs/<version>/<cloud>/vms.csv`, in both shapes in which they are published).
 
 Prices there are per machine and hour. An empty price is unknown and left out, never 0; counts are floats; rows repeat
-per region and zone; GpuInfo is JSON or a Python literal, and what it says of memory is reported when it cannot be
-right, and never used.
+per region and zone; some machines have a part of a card, or are priced apart from their cards: both are left out and
+counted. GpuInfo is JSON or a Python literal, and what it says of memory is reported when it cannot be right, and never
+used.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 from cost.importers.snapshot import Offer, Snapshot, digest, rows_of
@@ -70,7 +72,7 @@ def _offers(text: str, path: Path, reports: list[str]) -> Iterator[Offer]:
         raise PriceError(f"{path}: not a SkyPilot catalogue: column {missing[0]} is missing")
     unknown: Counter[str] = Counter()
     doubted: Counter[str] = Counter()
-    without_card = 0
+    without_card = without_machine = parts = 0
     for number, line in enumerate(reader, 2):
         where = f"{path.name} line {number}"
         if None in line or None in line.values():
@@ -79,7 +81,14 @@ def _offers(text: str, path: Path, reports: list[str]) -> Iterator[Offer]:
         if not card:
             without_card += 1
             continue
-        cards = _count(line["AcceleratorCount"], where)
+        if not line["InstanceType"].strip():
+            without_machine += 1
+            continue
+        count = _count(line["AcceleratorCount"], where)
+        if count.denominator != 1:
+            parts += 1
+            continue
+        cards = int(count)
         if doubt := _doubt(line.get("GpuInfo", ""), cards):
             doubted[f"{card}: {doubt}"] += 1
         for column, purchase in (("Price", "on_demand"), ("SpotPrice", "spot")):
@@ -91,18 +100,22 @@ def _offers(text: str, path: Path, reports: list[str]) -> Iterator[Offer]:
             yield Offer(line["InstanceType"].strip(), card, cards, line["Region"].strip(), zone, purchase, price, where)
     if without_card:
         reports.append(f"{without_card} lines without a card left out")
+    if without_machine:
+        reports.append(f"{without_machine} lines that price cards apart from their machine left out")
+    if parts:
+        reports.append(f"{parts} lines for a part of a card left out")
     reports += [f"{n} lines without a price {purchase}: unknown, left out" for purchase, n in sorted(unknown.items())]
     reports += [f"{what} ({n} lines); not used" for what, n in sorted(doubted.items())]
 
 
-def _count(text: str, where: str) -> int:
+def _count(text: str, where: str) -> Fraction:
     try:
-        count = float(text)
-    except ValueError:
+        count = Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
         raise PriceError(f"{where}: AcceleratorCount {text!r} is not a number") from None
-    if count != int(count) or count < 1:
-        raise PriceError(f"{where}: AcceleratorCount {text!r} is not a whole number of cards, at least 1")
-    return int(count)
+    if count <= 0:
+        raise PriceError(f"{where}: AcceleratorCount {text!r} should be above 0")
+    return count
 
 
 def _doubt(text: str, cards: int) -> str:

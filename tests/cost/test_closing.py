@@ -19,7 +19,7 @@ from cost.clock import NS_PER_SECOND
 from cost.closing import book_as_of, changes_since, close_month, closed_months, month_bounds
 from cost.money import pico_of
 from cost.periods import midnight_ns
-from cost.prices import PriceBook, PriceRow, pico_per_hour
+from cost.prices import PriceBook, PriceRow, instant_text, pico_per_hour
 from cost.records import Correction, IntegrityError, Lease, LeaseState, LedgerError, UsageKey
 
 HOUR, DAY = 3600, 86_400
@@ -123,6 +123,10 @@ def test_rows_read_later_are_not_known_earlier_unless_there_is_nothing_else(book
     later = replace(ROW, valid_from="2026-01-15", day_read="2026-03-01", price=Decimal(9))
     assert book_as_of(books, PriceBook((ROW, later)), clock.utc).rows == (ROW,)
     assert book_as_of(books, PriceBook((later,)), clock.utc).rows == (later,)
+    same_day = instant_text(clock.utc + 60 * NS_PER_SECOND)
+    later = replace(later, day_read=same_day[:10], added=same_day)
+    assert book_as_of(books, PriceBook((ROW, later)), clock.utc).rows == (ROW,)
+    assert book_as_of(books, PriceBook((ROW, later)), clock.utc + 60 * NS_PER_SECOND).rows == (ROW, later)
 
 
 @given(

@@ -98,8 +98,18 @@ def test_a_price_of_zero_is_refused_since_unknown_is_written_empty(tmp_path):
         skypilot.read(catalogue(tmp_path, "m,A100,1.0,8,8,us,,0.0,us-1,"), day_read=DAY)
 
 
-@pytest.mark.parametrize("count", ["0.5", "eight", "0.0", "-1"])
-def test_a_count_that_is_no_whole_number_of_cards_is_refused(tmp_path, count):
+def test_parts_of_a_card_and_cards_priced_apart_from_their_machine_are_left_out_and_counted(tmp_path):
+    """Azure's machines with a sixth of a card; GCP's lines for cards, without the machine that they go into."""
+    lines = ["m,A100,1.0,8,8,us,,1.5,us-1,", "nv6,A10,0.167,6,55,us,,0.4,us-1,", ",T4,1.0,,,us,,0.35,us-1,"]
+    lines += [",V100,1.0,,,us,,2.48,us-1,"]
+    found = skypilot.read(catalogue(tmp_path, *lines), day_read=DAY)
+    assert list(prices(found).values()) == [Decimal("1.5")]
+    assert "2 lines that price cards apart from their machine left out" in found.reports
+    assert "1 lines for a part of a card left out" in found.reports
+
+
+@pytest.mark.parametrize("count", ["eight", "0.0", "-1", "nan"])
+def test_a_count_that_is_no_number_of_cards_is_refused(tmp_path, count):
     with pytest.raises(PriceError, match="line 2: AcceleratorCount"):
         skypilot.read(catalogue(tmp_path, f"m,A100,{count},8,8,us,,1.5,us-1,"), day_read=DAY)
 

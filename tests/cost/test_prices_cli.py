@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def test_list_shows_every_row_as_a_table_and_as_json():
     table = run("list", "--sku", "lambda-h100x8").splitlines()
     assert table[0].split()[:3] == ["SKU", "price", "per"]
     assert len(table) == 2
+    assert max(map(len, run("list").splitlines())) <= 100
 
 
 def test_an_added_price_is_in_force_and_the_same_again_is_refused(book):
@@ -72,6 +74,19 @@ def test_an_added_price_is_in_force_and_the_same_again_is_refused(book):
     loaded = PriceBook.load(book)
     assert [str(r.price) for r in loaded.rows] == ["1.23", "1.5"]
     assert sorted(f.name for f in book.iterdir()) == ["added.yaml", "billing.yaml"]
+
+
+def test_a_price_added_today_is_not_in_a_report_as_of_an_hour_ago(book):
+    """To the second: the day on which it was read is too coarse for a report made on that day."""
+    place = ["--valid-from", "2026-01-01", "--pricing", str(book)]
+    before = instant_ns(datetime.now(UTC)) - 10**9
+    run("add", "runpod-x", *ADD, "--price", "1.23", *place)
+    (row,) = PriceBook.load(book).rows
+    assert [row.known_at(at) for at in (before, instant_ns(datetime.now(UTC)))] == [False, True]
+
+
+def test_a_tax_of_nineteen_is_no_share(book):
+    assert "write 19 % as '0.19'" in run("add", "x", *ADD, "--price", "1", "--tax-rate", "19", code=2)
 
 
 @pytest.mark.parametrize("price", ["NaN", "-1", "1,000", "$5", ""])
