@@ -217,6 +217,9 @@ class _LineReader:
         self._path, self._map, self._at = path, used, position
         self._kind_at = header.index(used.kind_column) if used.kind_column in header else None
         self._zone = ZoneInfo(used.timezone)
+        # Groups of three only: 2,48 is no 248.
+        between = re.escape(used.thousands)
+        self._grouped = re.compile(rf"-?\d{{1,3}}({between}\d{{3}})+(\.\d+)?") if between else None
 
     def _cell(self, cells: Sequence[str], fact: str) -> str:
         at = self._at[fact]
@@ -254,8 +257,9 @@ class _LineReader:
 
     def amount(self, cells: Sequence[str], number: int) -> tuple[int, int]:
         """(amount, one unit of its last place), both in 1e-12."""
-        text = self._cell(cells, "amount")
-        plain = text.replace(self._map.thousands, "") if self._map.thousands else text
+        text = plain = self._cell(cells, "amount")
+        if self._grouped and self._grouped.fullmatch(text):
+            plain = text.replace(self._map.thousands, "")
         if not _AMOUNT.fullmatch(plain):
             raise BillError(
                 f"{self._path.name} line {number}: amount {text!r} is not a plain number; write digits and a point, "

@@ -19,6 +19,7 @@ from cost.billing import Segment
 from cost.journal import Journal
 from cost.money import Money
 from cost.periods import period_name
+from cost.prices import instant_text
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError
 from cost.schema import MICRO_PER_CARD
 
@@ -117,7 +118,10 @@ def add(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> bool:
         if earlier.name == new.name:
             if earlier == new:
                 return False
-            raise IntegrityError(f"commitment {new.name} was entered before with other terms: {earlier}")
+            differs = [f"{k} {v}" for k, v in vars(earlier).items() if vars(new)[k] != v and not k.endswith("_ns")]
+            if (earlier.from_ns, earlier.to_ns) != (new.from_ns, new.to_ns):
+                differs.append(f"{instant_text(earlier.from_ns)} to {instant_text(earlier.to_ns)}")
+            raise IntegrityError(f"commitment {new.name} was entered before with other terms: {', '.join(differs)}")
     first, last = (period_name(ns, "month", UTC) for ns in (new.from_ns, new.to_ns - 1))
     for month in frozen:
         if first <= month <= last:

@@ -15,7 +15,7 @@ from cost.facts import canonical
 from cost.journal import Journal
 from cost.money import Money, MoneyError, checked_currency
 from cost.periods import period_name
-from cost.prices import PriceRow, as_mapping, read_row
+from cost.prices import PriceRow, as_mapping, instant_text, read_row
 from cost.records import FORECASTS, Correction, IntegrityError, LeaseState, LedgerError
 
 
@@ -26,14 +26,19 @@ class Entries(Journal):
         """An entry that changes what a lease cost, up or down. Returns False where it was there already.
 
         Raises:
-            LedgerError: its category or currency is none, or no reason is given.
-            IntegrityError: no such lease, another currency, or the same id with another content.
+            LedgerError: its category or currency is none, it has no reason, or it lies in the future.
+            IntegrityError: no such lease, another currency, a sweep or trial that was never on that lease, or the same
+                id with another content.
         """
         checked_currency(correction.currency)
         if correction.category not in CATEGORIES:
             raise LedgerError(f"{correction.category!r} is no category; one of {', '.join(CATEGORIES)}")
         if not correction.reason.strip():
             raise LedgerError(f"correction {correction.correction_id} needs a reason")
+        if correction.at_ns > self.now_ns():
+            raise LedgerError(
+                f"correction {correction.correction_id} is of {instant_text(correction.at_ns)}, which is yet to come"
+            )
         table = schema.correction
         with self._write() as connection:
             state = self._lease(connection, correction.lease_id)
@@ -44,8 +49,20 @@ class Entries(Journal):
                 if all(getattr(known, name) == value for name, value in asdict(correction).items()):
                     return False
                 raise IntegrityError(f"correction {correction.correction_id} was written before with another content")
+            self._refuse_strangers(connection, correction)
             connection.execute(table.insert(), asdict(correction) | self._signature())
             return True
+
+    def _refuse_strangers(self, connection: Connection, correction: Correction) -> None:
+        lease_id, sweep_id, trial_id = correction.lease_id, correction.sweep_id, correction.trial_id
+        if trial_id and not sweep_id:
+            raise LedgerError(f"correction {correction.correction_id}: of which sweep is trial {trial_id}?")
+        sweeps = sorted({one.sweep_id for one in facts.attachments(connection, [lease_id])})
+        if sweep_id and sweep_id not in sweeps:
+            known = f"those on it were {', '.join(sweeps)}" if sweeps else "none ever was"
+            raise IntegrityError(f"sweep {sweep_id!r} was never on lease {lease_id}: {known}")
+        if trial_id and not facts.usages_of_trial(connection, lease_id, trial_id, sweep_id):
+            raise IntegrityError(f"trial {trial_id!r} of sweep {sweep_id} never ran on lease {lease_id}")
 
     def remember_prices(self, rows: Iterable[PriceRow]) -> None:
         """Keep price rows as they are now, so that an old report can be made again when the price book has changed."""

@@ -313,7 +313,8 @@ def _committed(charge: _Charge, card_hours: str) -> dict[str, str]:
         return found | whole | {"ListCost": paid, "ContractedCost": paid}
     hours = Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)
     listed, contracted = (
-        _decimal(Fraction(pico, PICO) / hours) if hours else "0" for pico in (charge.list_pico, charge.contracted_pico)
+        _decimal(Fraction(pico, PICO) / hours, 18) if hours else "0"
+        for pico in (charge.list_pico, charge.contracted_pico)
     )
     unused = line.category == "unused_commitment"
     return found | {

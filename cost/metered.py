@@ -72,6 +72,12 @@ def add(ledger: Journal, new: Metered, row: PriceRow, frozen: Iterable[str]) -> 
     for month in frozen:
         if first <= month <= last:
             raise IntegrityError(f"{new.name} would change {month}, which is closed; write a correction instead")
+    for other in (one for mine in load(ledger).values() for one in mine if one.name == new.name and one != new):
+        span = f"from {instant_text(other.from_ns)} to {instant_text(other.to_ns)}"
+        raise IntegrityError(
+            f"{new.name} was entered before as {other.quantity} of {other.sku} on lease {other.lease_id}, {span}; "
+            "choose another --id, or change what it cost with `python -m cost correct`"
+        )
     return ledger.append_event(STREAM, "counted", vars(new) | {"quantity": str(new.quantity)}, new.name)
 
 

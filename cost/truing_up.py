@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import UTC
 from typing import TYPE_CHECKING
 
 from cost.attribution import BY_BILL, Line, attribute
@@ -15,6 +16,7 @@ from cost.billing import BillingRule
 from cost.bills import Bill, period_of
 from cost.comparison import APART, DAY_NS, Cause, Comparison, Reconciliation
 from cost.money import largest_remainder
+from cost.periods import period_name
 from cost.prices import PriceBook
 from cost.purchases import PURCHASE
 from cost.reconcile import on_a_bill
@@ -50,24 +52,28 @@ def corrections(done: Reconciliation, ledger_lines: Sequence[Line]) -> list[Corr
 
 
 def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[Line]) -> list[Correction]:
-    weights: dict[tuple[str, str, int, str], int] = defaultdict(int)
+    # By month too: a bill of several days says not which of them it means, but what is due in a month stays in it.
+    weights: dict[tuple[str, str, str, int, str], int] = defaultdict(int)
+    began: dict[str, int] = {}
     own_category = cause.name if cause.name in ("tax", "credit", "storage", "egress", "fee", "idle") else ""
     for line in lines:
+        month = period_name(line.from_ns, "month", UTC)
+        began[month] = min(line.from_ns, began.get(month, line.from_ns))
         if own_category:
-            weights[line.sweep_id, "", 0, own_category] += line.pico
+            weights[month, line.sweep_id, "", 0, own_category] += line.pico
         else:
-            weights[line.sweep_id, line.trial_id, line.attempt, line.category] += line.pico
+            weights[month, line.sweep_id, line.trial_id, line.attempt, line.category] += line.pico
     keys = [key for key, weight in sorted(weights.items()) if weight > 0]
     if not keys:
         category = own_category if own_category and own_category != "idle" else "adjustment"
-        keys, weights = [("", "", 0, category)], {("", "", 0, category): 1}
+        keys = [(period_name(one.from_ns, "month", UTC), "", "", 0, category)]
+        weights = dict.fromkeys(keys, 1)
     parts = largest_remainder(cause.pico, [weights[key] for key in keys])
-    at_ns = max(one.from_ns, min((line.from_ns for line in lines), default=one.from_ns))
     found = []
     # What the books said is part of the id: another difference found later, on the same bill, is another entry.
     head = f"{BY_BILL}{bill.sha256[:16]}:{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
     for number, (key, pico) in enumerate(zip(keys, parts, strict=True)):
-        sweep_id, trial_id, attempt, category = key
+        month, sweep_id, trial_id, attempt, category = key
         if pico:
             found.append(
                 Correction(
@@ -76,7 +82,7 @@ def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[Line]) ->
                     category=category,
                     pico=pico,
                     currency=one.lease.currency,
-                    at_ns=at_ns,
+                    at_ns=max(one.from_ns, began.get(month, one.from_ns)),
                     reason=f"{cause.name}: {cause.text}",
                     sweep_id=sweep_id,
                     trial_id=trial_id,

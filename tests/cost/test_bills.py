@@ -57,6 +57,13 @@ def test_a_bill_in_another_encoding_is_read(tmp_path, encoding):
     assert line.from_ns == instant_ns("2026-11-01T00:00:00Z")
 
 
+def test_a_decimal_comma_is_not_taken_for_one_that_groups_thousands(tmp_path):
+    text = '实例ID,开始时间,结束时间,金额,类型\na-1,2026-11-01 08:00:00,2026-11-01 09:00:00,"{}",按量计费\n'
+    with pytest.raises(BillError, match="amount '2,48' is not a plain number"):
+        bill_of(tmp_path, text.format("2,48"))
+    assert bill_of(tmp_path, text.format("1,234,567.89")).lines[0].pico == 1_234_567_890_000_000_000
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_the_usual_delimiters_are_seen(tmp_path, delimiter):
     text = (PLAIN + "i-1,2026-11-01,2026-11-02,1.5,USD\n").replace(",", delimiter)

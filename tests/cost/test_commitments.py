@@ -23,6 +23,7 @@ from cost.ledger import Ledger
 from cost.money import Money, pico_of
 from cost.prices import PriceBook, PriceRow
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError, UsageKey
+from tests.cost.focus_rules import findings
 
 HOUR = 3600 * 10**9
 ROW = PriceRow(
@@ -182,9 +183,18 @@ def test_finance_sees_a_purchase_amortised_use_and_what_was_unused(books, clock)
     assert used["AllocatedResourceId"] == "s1/t1"
 
 
+def test_the_unit_price_of_an_odd_share_times_its_quantity_is_its_cost(ledger, clock):
+    """750 USD over 2,880 card-hours is 0.260416..., which twelve places do not hold."""
+    add(ledger, block(price="750 USD", cards=16, hours=180), ())
+    clock.advance_seconds(400 * 3600)
+    cuts = focus.month_cuts(clock.utc - 400 * 3600 * 10**9, clock.utc)
+    for row in focus.rows(attribute(ledger, BOOK, clock.utc, cuts=cuts, rules=RULES)):
+        assert findings(row) == []
+
+
 def test_what_was_bought_cannot_be_bought_again_otherwise_or_change_a_closed_month(any_database, books):
     assert not add(books, block(), ())
-    with pytest.raises(IntegrityError, match="entered before with other terms"):
+    with pytest.raises(IntegrityError, match=r"entered before with other terms: price 100 USD$"):
         add(books, block(price="99 USD"), ())
     with pytest.raises(IntegrityError, match="would change 2026-01, which is closed"):
         add(books, block("cb-2"), ["2026-01"])

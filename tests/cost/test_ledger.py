@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -497,6 +498,20 @@ def test_an_amount_too_large_to_keep_is_an_error(leased, clock):
 def test_a_correction_in_another_currency_is_refused(leased, clock):
     with pytest.raises(IntegrityError, match="USD"):
         leased.add_correction(Correction("c1", "L1", "credit", 1, "CNY", clock.utc, "test"))
+
+
+def test_a_correction_of_what_never_was_on_the_lease_or_is_yet_to_come_is_refused(leased, clock):
+    leased.start_usage(KEY, "s1", Decimal(1), {})
+    made = Correction("c1", "L1", "credit", -1, "USD", clock.utc, "test")
+    for changes, message in (
+        ({"at_ns": clock.utc + 1}, "yet to come"),
+        ({"sweep_id": "s9"}, "sweep 's9' was never on lease L1: those on it were s1"),
+        ({"sweep_id": "s1", "trial_id": "t9"}, "trial 't9' of sweep s1 never ran on lease L1"),
+        ({"trial_id": "t1"}, "of which sweep is trial t1"),
+    ):
+        with pytest.raises(LedgerError, match=message):
+            leased.add_correction(replace(made, **changes))
+    assert leased.add_correction(replace(made, sweep_id="s1", trial_id=KEY.trial_id))
 
 
 def test_cards_that_another_driver_gave_back_are_free_and_those_it_took_are_not(place, clock, make_lease):

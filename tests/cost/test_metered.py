@@ -109,7 +109,7 @@ def test_the_same_again_changes_nothing_and_another_content_is_refused(any_datab
     one = counted(SENT, "100")
     assert add(books, one, SENT, ())
     assert not add(books, one, SENT, ())
-    with pytest.raises(IntegrityError):
+    with pytest.raises(IntegrityError, match=r"was entered before as 100 of .* to 2026-01-11T"):
         add(books, replace(one, quantity=Decimal(99)), SENT, ())
     assert load(books) == {"L1": [one]}
 

@@ -244,6 +244,18 @@ def test_a_price_difference_is_trued_up_for_every_trial_in_proportion(books):
     assert books.compare(f"i-1,{HELD},112.00,USD,").agrees
 
 
+def test_what_a_bill_of_two_months_corrects_stays_in_each_of_them(books):
+    books.clock.advance(instant_ns("2026-11-30T20:00:00Z") - books.clock.utc)
+    books.hold("L2", "i-2")
+    books.clock.advance_seconds(8 * HOUR)
+    books.ledger.close_lease("L2", "done")
+    done = books.compare("i-2,2026-11-30T20:00:00Z,2026-12-01T04:00:00Z,264.00,USD,")
+    apply(books.ledger, BOOK, done, books.clock.utc, rules=RULES)
+    report = grouped_report(books.ledger, BOOK, Scope(by="month"), books.clock.utc, rules=RULES)
+    costs = {row.name: Decimal(row.pico) / PICO for row in report.rows}
+    assert costs == {"2026-11": 128 + 132, "2026-12": 132}
+
+
 def test_truing_up_twice_changes_nothing(books):
     done = books.compare(f"i-1,{HELD},127.13,USD,", f"i-1,{HELD},24.32,USD,tax")
     assert apply(books.ledger, BOOK, done, books.clock.utc, rules=RULES)
