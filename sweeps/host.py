@@ -24,10 +24,10 @@ from sweeps.executors import Attempt
 from sweeps.journal import OUTCOMES, Journal, TrialRecord, TrialState
 from sweeps.lr_rule import WINDOW_STEPS, advise
 from sweeps.plan import PlannedTrial, trial_spec
-from sweeps.pruning import prune_reason
+from sweeps.pruning import Pruner
 from sweeps.purse import Purse
 from sweeps.retries import retry_after
-from sweeps.search.proposals import propose
+from sweeps.search.proposals import Proposer
 from sweeps.search.space import with_values
 from sweeps.waiting import Waiting
 
@@ -87,6 +87,7 @@ class SweepHost:
         self._purse, self._forecast = purse, forecast
         if purse is not None:
             purse.tell = self.warn
+        self._pruner, self._proposer = Pruner(cfg, journal.record), Proposer(cfg)
         self._waiting = Waiting()
         for trial in journal.record.unfinished:
             self._waiting.put(trial.trial_id, trial.retry_not_before_ns or 0)
@@ -109,7 +110,7 @@ class SweepHost:
         if self._stop or self._running >= most:
             return None
         if not self._waiting.ready(self._ledger.now_ns()):
-            for trial_id in propose(self._cfg, self._journal):
+            for trial_id in self._proposer.propose(self._journal):
                 self._waiting.put(trial_id)
         if not self._waiting.ready(self._ledger.now_ns()):
             return None
@@ -169,6 +170,8 @@ class SweepHost:
             message = replace(message, replay=True)
         if not self._journal.message(attempt.trial_id, attempt.number, sequence, message):
             return self._decide(trial, message)  # it came twice
+        if isinstance(message, EvalReport):
+            self._pruner.hear(trial)
         held.last_word = sequence
         for kind, card_ns in message.phase_card_ns.items():
             held.phases[kind] = held.phases.get(kind, 0) + card_ns
@@ -305,7 +308,7 @@ class SweepHost:
         if self._purse and (stop := self._purse.verdict(trial.trial_id)):
             return stop
         if isinstance(message, EvalReport):
-            reason = trial.pruned or prune_reason(self._journal.record, trial, message.step, self._cfg)
+            reason = trial.pruned or self._pruner.reason(trial, message.step)
             return Stop(f"pruned: {reason}") if reason else Continue()
         if isinstance(message, StepReport) and trial.planned.adaptive_lr and message.step < self._cfg.stage.steps:
             return self._move_lr(trial, message)

@@ -1,7 +1,7 @@
 """Which trials end early: judged at an evaluation on their way, against what others came to with as many completions.
 
-Pure: from what the journal knows to a reason, or none. The driver writes the decision down as the command that it is,
-before the trainer hears it, so a restart finds the same trials ended.
+From what the journal knows to a reason, or none. The driver writes the decision down as the command that it is, before
+the trainer hears it, so a restart finds the same trials ended.
 
 Two trials are compared at equal *completions* seen (steps x prompts_per_step x group_size), not at equal steps: of two
 batch sizes, the larger has paid for more at the same step, and what is asked is which did more with what it paid. Where
@@ -14,8 +14,9 @@ wide to either side. `search.pruning_min_trials` and the rules' own keys say how
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sweeps.config_types import SweepConfig
 from sweeps.journal import SweepRecord, TrialRecord
@@ -24,28 +25,89 @@ from sweeps.search.space import axes
 Curve = Sequence[tuple[int, float]]
 """Accuracy by completions seen, in order; the first is before training, at 0."""
 
-
-def prune_reason(record: SweepRecord, trial: TrialRecord, step: int, cfg: SweepConfig) -> str | None:
-    """Why a trial ends after its evaluation at `step`; None: it goes on.
-
-    An evaluation that is done again after a restore is judged only if it is still the newest: those before it have
-    been judged.
-    """
-    search = cfg.search
-    if search.pruning == "none" or not 0 < step < cfg.stage.steps:
-        return None
-    own = curve(trial)
-    if not own or own[-1][0] != step * completions_per_step(trial):
-        return None
-    rivals = [t for t in record.trials.values() if t.planned.seed == trial.planned.seed and t is not trial]
-    others = [c for t in rivals if (c := curve(t))]
-    first = search.pruning_warmup_completions or first_evaluation(cfg)
-    if search.pruning == "asha":
-        return asha(own, others, first=first, factor=search.pruning_factor, min_trials=search.pruning_min_trials)
-    return median(own, others, first=first, percentile=search.pruning_percentile, min_trials=search.pruning_min_trials)
+Reached = Callable[[int], Sequence[float]]
+"""What the trials that have come to a number of completions had there, in ascending order; the judged one included."""
 
 
-def asha(own: Curve, others: Sequence[Curve], *, first: int, factor: int, min_trials: int) -> str | None:
+class Pruner:
+    """The rule of one sweep. It hears each evaluation once, and keeps by seed what is asked at each: what a decision
+    costs does not grow with the trials."""
+
+    def __init__(self, cfg: SweepConfig, record: SweepRecord) -> None:
+        self._search, self._steps = cfg.search, cfg.stage.steps
+        self._first = 0
+        self._standings: dict[int, Standings] = {}
+        if self._search.pruning == "none":
+            return
+        self._first = self._search.pruning_warmup_completions or first_evaluation(cfg)
+        for trial in record.trials.values():
+            self.hear(trial)
+
+    def hear(self, trial: TrialRecord) -> None:
+        """Take in the evaluations of a trial that are new."""
+        if self._search.pruning != "none":
+            self._standings.setdefault(trial.planned.seed, Standings()).hear(trial.trial_id, curve(trial))
+
+    def reason(self, trial: TrialRecord, step: int) -> str | None:
+        """Why a trial ends after its evaluation at `step`, which was heard; None: it goes on.
+
+        An evaluation that is done again after a restore is judged only if it is still the newest: those before it have
+        been judged.
+        """
+        search = self._search
+        if search.pruning == "none" or not 0 < step < self._steps:
+            return None
+        own = curve(trial)
+        if not own or own[-1][0] != step * completions_per_step(trial):
+            return None
+        reached = self._standings[trial.planned.seed].at
+        if search.pruning == "asha":
+            return asha(
+                own, reached, first=self._first, factor=search.pruning_factor, min_trials=search.pruning_min_trials
+            )
+        return median(
+            own,
+            reached,
+            first=self._first,
+            percentile=search.pruning_percentile,
+            min_trials=search.pruning_min_trials,
+        )
+
+
+class Standings:
+    """What trials came to, at those numbers of completions that somebody has asked for."""
+
+    def __init__(self) -> None:
+        self._curves: dict[str, list[tuple[int, float]]] = {}
+        self._places: list[int] = []
+        self._values: dict[int, list[float]] = {}
+
+    def hear(self, trial_id: str, curve: Curve) -> None:
+        """The evaluations of a trial, those that were heard before included."""
+        mine = self._curves.setdefault(trial_id, [])
+        for number in range(len(mine), len(curve)):
+            mine.append(curve[number])
+            before = mine[-2][0] if number else -1
+            first = bisect.bisect_right(self._places, before)
+            for place in self._places[first : bisect.bisect_right(self._places, mine[-1][0])]:
+                self._put(place, mine)
+
+    def at(self, completions: int) -> Sequence[float]:
+        """As `Reached`."""
+        if completions not in self._values:
+            bisect.insort(self._places, completions)
+            self._values[completions] = []
+            for curve in self._curves.values():
+                self._put(completions, curve)
+        return self._values[completions]
+
+    def _put(self, place: int, curve: Curve) -> None:
+        value = accuracy_at(curve, place)
+        if value is not None:
+            bisect.insort(self._values[place], value)
+
+
+def asha(own: Curve, reached: Reached, *, first: int, factor: int, min_trials: int) -> str | None:
     """Asynchronous successive halving, in the variant that stops (L. Li et al. 2020, arXiv:1810.05934, and Optuna's
     `SuccessiveHalvingPruner`).
 
@@ -58,34 +120,35 @@ def asha(own: Curve, others: Sequence[Curve], *, first: int, factor: int, min_tr
     while rung <= now:
         value = accuracy_at(own, rung)
         if rung > before and value is not None:
-            reached = sorted([value, *_known(others, rung)], reverse=True)
-            kept = max(1, len(reached) // factor)
-            if len(reached) >= min_trials and value < reached[kept - 1]:
+            there = reached(rung)
+            kept = max(1, len(there) // factor)
+            if len(there) >= min_trials and value < there[-kept]:
                 return (
-                    f"accuracy {value:.3f} at {rung} completions, and the best {kept} of {len(reached)} have "
-                    f"{reached[kept - 1]:.3f} or more"
+                    f"accuracy {value:.3f} at {rung} completions, and the best {kept} of {len(there)} have "
+                    f"{there[-kept]:.3f} or more"
                 )
         rung *= factor
     return None
 
 
-def median(own: Curve, others: Sequence[Curve], *, first: int, percentile: float, min_trials: int) -> str | None:
+def median(own: Curve, reached: Reached, *, first: int, percentile: float, min_trials: int) -> str | None:
     """The median rule (D. Golovin et al. 2017, "Google Vizier", and Optuna's `PercentilePruner`).
 
     A trial ends if its best accuracy so far is below this percentile of what the others had at the same number of
     completions. All that came so far count, ended ones too, as in Syne Tune: many may run at once from the start.
     """
-    now = own[-1][0]
-    known = _known(others, now)
+    now, latest = own[-1]
+    there = reached(now)
     best = max(accuracy for completions, accuracy in own if completions > 0)
-    if now < first or len(known) + 1 < min_trials:
+    if now < first or len(there) < max(min_trials, 2):
         return None
-    bar = percentile_of(known, percentile)
+    mine = bisect.bisect_left(there, latest)
+    bar = percentile_of([*there[:mine], *there[mine + 1 :]], percentile)
     if best >= bar:
         return None
     return (
-        f"best accuracy {best:.3f} up to {now} completions, and percentile {percentile:g} of {len(known)} others there "
-        f"is {bar:.3f}"
+        f"best accuracy {best:.3f} up to {now} completions, and percentile {percentile:g} of {len(there) - 1} others "
+        f"there is {bar:.3f}"
     )
 
 
@@ -96,16 +159,21 @@ def curve(trial: TrialRecord) -> list[tuple[int, float]]:
 
 
 def accuracy_at(curve: Curve, completions: int) -> float | None:
-    """Accuracy at a number of completions, on the line between the evaluations around it; None: not come that far."""
+    """Accuracy at a number of completions, on the line between the evaluations around it; None: not come that far.
+
+    Where there was an evaluation it is that one's to the last bit: what is equal must be found equal.
+    """
+    for x, y in curve:
+        if x == completions:
+            return y
     for (x0, y0), (x1, y1) in itertools.pairwise(curve):
-        if x0 <= completions <= x1:
+        if x0 < completions < x1:
             return y0 + (y1 - y0) * (completions - x0) / (x1 - x0)
-    return next((y for x, y in curve if x == completions), None)
+    return None
 
 
-def percentile_of(values: Sequence[float], percentile: float) -> float:
-    """Linear between the ranks, as numpy's default."""
-    ranked = sorted(values)
+def percentile_of(ranked: Sequence[float], percentile: float) -> float:
+    """Of values in ascending order; linear between the ranks, as numpy's default."""
     place = (len(ranked) - 1) * percentile / 100
     below = int(place)
     above = min(below + 1, len(ranked) - 1)
@@ -120,7 +188,3 @@ def first_evaluation(cfg: SweepConfig) -> int:
 
 def completions_per_step(trial: TrialRecord) -> int:
     return trial.planned.prompts_per_step * trial.planned.group_size
-
-
-def _known(others: Sequence[Curve], completions: int) -> list[float]:
-    return [value for c in others if (value := accuracy_at(c, completions)) is not None]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import optuna
@@ -13,15 +15,30 @@ from hypothesis import strategies as st
 
 from rl.spec import Stop
 from sweeps.config import compose
+from sweeps.config_types import SweepConfig
 from sweeps.gates import metric_gate
 from sweeps.journal import AttemptRecord, SweepRecord, TrialRecord, TrialState, load, sweep_events
 from sweeps.plan import make_plan
-from sweeps.pruning import accuracy_at, asha, first_evaluation, median, percentile_of, prune_reason
+from sweeps.pruning import Pruner, accuracy_at, asha, first_evaluation, median, percentile_of
+from sweeps.pruning import curve as curve_of
 from sweeps.summary import Accuracy, TrialSummary
 from tests.sweeps.in_process import a_sweep
 from tests.sweeps.test_search import SMALL, SWEEP, Killed, resumed
 
 PRUNED = ("search=random", "search.trials=6", "search.pruning=median", *SMALL)
+
+
+def among(*curves: list[tuple[int, float]]) -> Callable[[int], list[float]]:
+    """What all of these have at some number of completions, looked at one by one."""
+    return lambda completions: sorted(v for c in curves if (v := accuracy_at(c, completions)) is not None)
+
+
+def ended_by_asha(own: list[tuple[int, float]], others: list[list[tuple[int, float]]], **rule) -> bool:
+    return asha(own, among(own, *others), **rule) is not None
+
+
+def ended_by_median(own: list[tuple[int, float]], others: list[list[tuple[int, float]]], **rule) -> bool:
+    return median(own, among(own, *others), **rule) is not None
 
 
 def flat(*accuracies: float) -> list[tuple[int, float]]:
@@ -36,45 +53,45 @@ def flat(*accuracies: float) -> list[tuple[int, float]]:
 
 def test_of_nine_at_a_rung_the_best_three_go_on_with_a_factor_of_three():
     others = [flat(acc) for acc in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)]
-    goes_on = [asha(flat(acc), others, first=100, factor=3, min_trials=2) is None for acc in (0.55, 0.65, 0.75)]
+    goes_on = [not ended_by_asha(flat(acc), others, first=100, factor=3, min_trials=2) for acc in (0.55, 0.65, 0.75)]
     # With the ninth, the best three are 0.7, 0.8 and the ninth itself, if it is above 0.6.
     assert goes_on == [False, True, True]
 
 
 def test_before_there_are_as_many_as_the_factor_only_the_best_goes_on():
-    assert asha(flat(0.5), [flat(0.6)], first=100, factor=3, min_trials=2) is not None
-    assert asha(flat(0.7), [flat(0.6)], first=100, factor=3, min_trials=2) is None
-    assert asha(flat(0.6), [flat(0.6)], first=100, factor=3, min_trials=2) is None, "a tie goes on"
+    assert ended_by_asha(flat(0.5), [flat(0.6)], first=100, factor=3, min_trials=2)
+    assert not ended_by_asha(flat(0.7), [flat(0.6)], first=100, factor=3, min_trials=2)
+    assert not ended_by_asha(flat(0.6), [flat(0.6)], first=100, factor=3, min_trials=2), "a tie goes on"
 
 
 def test_rungs_lie_at_powers_of_the_factor_and_nothing_is_judged_between_them():
     others = [flat(0.9, 0.9, 0.9, 0.9)] * 5
     own = [0.1, 0.1, 0.1, 0.1]
-    judged = [asha(flat(*own[:n]), others, first=100, factor=2, min_trials=2) is not None for n in (1, 2, 3, 4)]
+    judged = [ended_by_asha(flat(*own[:n]), others, first=100, factor=2, min_trials=2) for n in (1, 2, 3, 4)]
     assert judged == [True, True, False, True]
 
 
 def test_nothing_ends_before_enough_trials_have_come_as_far():
     others = [flat(0.9)] * 3
-    assert asha(flat(0.1), others, first=100, factor=3, min_trials=5) is None
-    assert asha(flat(0.1), others, first=100, factor=3, min_trials=4) is not None
-    assert median(flat(0.1), others, first=100, percentile=50, min_trials=5) is None
-    assert median(flat(0.1), others, first=100, percentile=50, min_trials=4) is not None
+    assert not ended_by_asha(flat(0.1), others, first=100, factor=3, min_trials=5)
+    assert ended_by_asha(flat(0.1), others, first=100, factor=3, min_trials=4)
+    assert not ended_by_median(flat(0.1), others, first=100, percentile=50, min_trials=5)
+    assert ended_by_median(flat(0.1), others, first=100, percentile=50, min_trials=4)
 
 
 def test_a_trial_ends_whose_best_is_below_the_median_of_the_others_there():
     others = [flat(0.2, acc) for acc in (0.3, 0.4, 0.6)]
     rule = {"first": 100, "percentile": 50.0, "min_trials": 2}
-    assert median(flat(0.2, 0.39), others, **rule) is not None
-    assert median(flat(0.2, 0.40), others, **rule) is None
-    assert median(flat(0.45, 0.1), others, **rule) is None, "its best so far counts"
-    assert median(flat(0.2, 0.39), others, **{**rule, "percentile": 25.0}) is None, "25 % of 0.3, 0.4, 0.6 is 0.35"
-    assert median(flat(0.2, 0.34), others, **{**rule, "percentile": 25.0}) is not None
-    assert median(flat(0.2, 0.1), others, **{**rule, "first": 201}) is None, "warm-up"
+    assert ended_by_median(flat(0.2, 0.39), others, **rule)
+    assert not ended_by_median(flat(0.2, 0.40), others, **rule)
+    assert not ended_by_median(flat(0.45, 0.1), others, **rule), "its best so far counts"
+    assert not ended_by_median(flat(0.2, 0.39), others, **{**rule, "percentile": 25.0}), "25 % of 0.3, 0.4, 0.6 is 0.35"
+    assert ended_by_median(flat(0.2, 0.34), others, **{**rule, "percentile": 25.0})
+    assert not ended_by_median(flat(0.2, 0.1), others, **{**rule, "first": 201}), "warm-up"
 
 
 def test_what_was_known_before_training_counts_for_nobody():
-    assert median([(0, 0.9), (100, 0.1)], [flat(0.5)] * 3, first=100, percentile=50, min_trials=2) is not None
+    assert ended_by_median([(0, 0.9), (100, 0.1)], [flat(0.5)] * 3, first=100, percentile=50, min_trials=2)
 
 
 def test_between_two_evaluations_the_accuracy_lies_on_the_line_and_beyond_the_last_it_is_unknown():
@@ -85,9 +102,14 @@ def test_between_two_evaluations_the_accuracy_lies_on_the_line_and_beyond_the_la
     assert accuracy_at(curve, 321) is None
 
 
+def test_accuracies_that_are_equal_at_a_rung_are_found_equal_whatever_came_before():
+    assert 0.2 + (0.9 - 0.2) * 100 / 100 < 0.9, "what the line between them makes of it"
+    assert not ended_by_asha([(0, 0.2), (100, 0.9)], [[(0, 0.9), (100, 0.9)]], first=100, factor=3, min_trials=2)
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0, 100))
 def test_percentiles_are_those_of_numpy(values: list[float], percentile: float):
-    assert percentile_of(values, percentile) == pytest.approx(float(np.percentile(values, percentile)))
+    assert percentile_of(sorted(values), percentile) == pytest.approx(float(np.percentile(values, percentile)))
 
 
 accuracies = st.integers(0, 16).map(lambda right: right / 16)
@@ -100,7 +122,7 @@ def test_successive_halving_decides_as_optunas_where_all_have_the_same_batch(val
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=factor)
 
     def ours(own: list[tuple[int, float]], others: list[list[tuple[int, float]]]) -> bool:
-        return asha(own, others, first=100, factor=factor, min_trials=1) is not None
+        return ended_by_asha(own, others, first=100, factor=factor, min_trials=1)
 
     assert decisions(values, ours) == decisions_of(pruner, values)
 
@@ -115,7 +137,7 @@ def test_the_median_rule_decides_as_optunas_where_every_trial_goes_to_its_end(
     *before, last = values
     others = [flat(*curve) for curve in before]
     ours = [
-        median(flat(*last[: n + 1]), others, first=1, percentile=percentile, min_trials=2) is not None
+        ended_by_median(flat(*last[: n + 1]), others, first=1, percentile=percentile, min_trials=2)
         for n in range(len(last))
     ]
     study = a_study(pruner)
@@ -186,9 +208,9 @@ def test_trials_are_compared_at_equal_completions_and_not_at_equal_steps():
     assert first_evaluation(cfg) == 5 * 8 * 8
     # At step 10 the small batch has seen what the large one had at step 5.
     record, (small, _) = record_of(cfg, (4, 0, [0.1, 0.2, 0.35]), (8, 0, [0.1, 0.3, 0.6]))
-    assert prune_reason(record, small, 10, cfg) is None
+    assert Pruner(cfg, record).reason(small, 10) is None
     record, (small, _) = record_of(cfg, (4, 0, [0.1, 0.2, 0.25]), (8, 0, [0.1, 0.3, 0.6]))
-    reason = prune_reason(record, small, 10, cfg)
+    reason = Pruner(cfg, record).reason(small, 10)
     assert reason is not None
     assert "320 completions" in reason
 
@@ -196,23 +218,64 @@ def test_trials_are_compared_at_equal_completions_and_not_at_equal_steps():
 def test_only_trials_of_the_same_seed_are_compared():
     cfg = compose(["+stage=smoke", "search.prompts_per_step=[8]", "search.lr_scaling=[hold]", *MEDIAN])
     record, (one, *_) = record_of(cfg, (8, 0, [0.1, 0.2]), (8, 1, [0.1, 0.9]), (8, 1, [0.1, 0.9]))
-    assert prune_reason(record, one, 5, cfg) is None
+    assert Pruner(cfg, record).reason(one, 5) is None
     record, (one, *_) = record_of(cfg, (8, 0, [0.1, 0.2]), (8, 0, [0.1, 0.9]), (8, 1, [0.1, 0.9]))
-    assert prune_reason(record, one, 5, cfg) is not None
+    assert Pruner(cfg, record).reason(one, 5) is not None
 
 
 def test_the_last_evaluation_and_one_that_was_judged_before_end_nothing():
     cfg = compose(["+stage=smoke", "search.prompts_per_step=[8]", "search.lr_scaling=[hold]", *MEDIAN])
     record, (one, _) = record_of(cfg, (8, 0, [0.1, 0.2, 0.2, 0.2, 0.2]), (8, 0, [0.1, 0.9, 0.9, 0.9, 0.9]))
-    assert prune_reason(record, one, 20, cfg) is None, "it is done"
-    assert prune_reason(record, one, 5, cfg) is None, "an older one, said again after a restore"
-    assert prune_reason(record, one, 0, cfg) is None
+    assert Pruner(cfg, record).reason(one, 20) is None, "it is done"
+    assert Pruner(cfg, record).reason(one, 5) is None, "an older one, said again after a restore"
+    assert Pruner(cfg, record).reason(one, 0) is None
 
 
 def test_without_a_rule_nothing_ends_early():
     cfg = compose(["+stage=smoke", "search.prompts_per_step=[8]", "search.lr_scaling=[hold]", *MEDIAN[1:]])
     record, (one, *_) = record_of(cfg, (8, 0, [0.1, 0.2]), (8, 0, [0.1, 0.9]), (8, 0, [0.1, 0.9]))
-    assert prune_reason(record, one, 5, cfg) is None
+    assert Pruner(cfg, record).reason(one, 5) is None
+
+
+some_trials = st.lists(st.tuples(st.sampled_from([2, 4, 6, 8]), st.integers(0, 1)), min_size=2, max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    some_trials, st.lists(st.tuples(st.integers(0, 7), accuracies), max_size=60), st.sampled_from(["asha", "median"])
+)
+def test_a_decision_is_the_same_as_if_all_trials_were_looked_at_anew(
+    trials: list[tuple[int, int]], said: list[tuple[int, float]], rule: str
+):
+    """Evaluations of several trials, of several batch sizes and seeds, in any order."""
+    cfg = configuration(rule)
+    record, running = record_of(cfg, *((prompts, seed, []) for prompts, seed in trials))
+    pruner = Pruner(cfg, record)
+    for number, accuracy in said:
+        trial = running[number % len(running)]
+        evaluated, every = trial.summary.accuracies, cfg.evaluation.every_steps
+        trial.summary.accuracies = (*evaluated, Accuracy(every * len(evaluated), accuracy))
+        pruner.hear(trial)
+        step = evaluated[-1].step + every if evaluated else 0
+        assert pruner.reason(trial, step) == (anew(cfg, trial, running) if 0 < step < cfg.stage.steps else None)
+    again = Pruner(cfg, record)  # as after a restart
+    for trial in (t for t in running if t.summary.accuracies):
+        step = trial.summary.accuracies[-1].step
+        assert again.reason(trial, step) == pruner.reason(trial, step)
+
+
+def anew(cfg: SweepConfig, trial: TrialRecord, running: list[TrialRecord]) -> str | None:
+    own = curve_of(trial)
+    everybody = among(*(curve_of(t) for t in running if t.planned.seed == trial.planned.seed))
+    if cfg.search.pruning == "asha":
+        return asha(own, everybody, first=first_evaluation(cfg), factor=3, min_trials=2)
+    return median(own, everybody, first=first_evaluation(cfg), percentile=50.0, min_trials=2)
+
+
+@cache
+def configuration(rule: str) -> SweepConfig:
+    space = ("search.prompts_per_step=[2,4,6,8]", "search.lr_scaling=[hold]", "stage.steps=200")
+    return compose(["+stage=smoke", *space, f"search.pruning={rule}", *MEDIAN[1:]])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -289,12 +352,11 @@ def test_a_trial_that_crashes_on_its_way_out_has_still_been_pruned(tmp_path, mon
 
 
 def test_what_was_pruned_tells_the_sampler_how_far_it_had_come(tmp_path):
-    from sweeps.search.proposals import points_of, study
-    from sweeps.search.space import axes
+    from sweeps.search.proposals import Proposer
 
     asha_search = ("search=optuna", "search.trials=8", "search.pruning=asha", "search.pruning_factor=2")
     sweep = a_sweep(tmp_path, *asha_search, *SMALL).run()
-    seen = study(sweep.cfg, axes(sweep.cfg), points_of(sweep.journal.record), seed=0).get_trials()
+    seen = Proposer(sweep.cfg).study(sweep.journal.record).get_trials()
     by_state = {state: [t for t in seen if t.state.name == state] for state in ("COMPLETE", "PRUNED")}
     assert sum(map(len, by_state.values())) == 8
     for trial in by_state["PRUNED"]:

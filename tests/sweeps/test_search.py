@@ -21,8 +21,8 @@ from sweeps.host import SweepHost
 from sweeps.journal import AttemptRecord, Journal, SweepRecord, TrialRecord, TrialState, load, sweep_events
 from sweeps.opening import end_lost_attempts
 from sweeps.plan import PlannedTrial, trial_spec
-from sweeps.search.proposals import next_point, objective, points_of, study
-from sweeps.search.space import axes
+from sweeps.search import proposals as proposals_module
+from sweeps.search.proposals import Proposer, objective, points_of
 from sweeps.summary import Accuracy, TrialSummary
 from tests.sweeps.in_process import Silent, Sweep, a_sweep
 
@@ -92,7 +92,7 @@ def test_what_still_runs_is_known_to_the_sampler_as_running(tmp_path):
     assert attempt is not None
     sweep.host.on_granted(attempt)
     record = sweep.journal.record
-    seen = study(sweep.cfg, axes(sweep.cfg), points_of(record), seed=0).get_trials()
+    seen = Proposer(sweep.cfg).study(record).get_trials()
     assert [t.state.name for t in seen] == ["RUNNING"]
     assert seen[0].params["algorithm.lr"] == next(iter(record.trials.values())).planned.point["algorithm.lr"]
 
@@ -112,9 +112,9 @@ def test_the_sampler_finds_better_rates_than_chance_where_the_simulated_trainer_
     for seed in range(5):
         search = (*SMALL, "search.trials=40", f"search.sampler_seed={seed}", "search=optuna", "trainer=simulated")
         cfg = compose(["+stage=smoke", *search])
-        record = SweepRecord(SWEEP)
+        record, proposer = SweepRecord(SWEEP), Proposer(cfg)
         for _ in range(40):
-            (planned,) = next_point(cfg, record)
+            (planned,) = proposer.next_point(record)
             spec = trial_spec(cfg, planned, attempt=1, sweep_dir=Path())
             learnt = State(progress=4 * learnt_in_a_step(spec, planned.lr))
             record.trials[planned.trial_id] = over(planned, accuracy(spec, learnt))
@@ -214,16 +214,48 @@ def test_a_search_that_is_killed_anywhere_goes_on_with_the_same_proposals_and_de
 
 def test_a_proposal_is_a_function_of_the_journal(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=9", "search.startup_trials=3", *SMALL)
-    killed = next_point(sweep.cfg, load(sweep.ledger, SWEEP))
-    assert killed == next_point(sweep.cfg, load(sweep.ledger, SWEEP))
+    killed = Proposer(sweep.cfg).next_point(load(sweep.ledger, SWEEP))
+    assert killed == Proposer(sweep.cfg).next_point(load(sweep.ledger, SWEEP))
     sweep.run()
     assert sweep.journal.record.trials[killed[0].trial_id].planned == killed[0]
+
+
+@pytest.mark.parametrize("newest", [1000, 8])
+def test_a_proposal_costs_what_is_new_and_is_the_one_that_the_whole_journal_gives(newest, tmp_path, monkeypatch):
+    """In a search of thousands, the best of the older points are seen and the newest: here, after eight."""
+    monkeypatch.setattr(proposals_module, "NEWEST", newest)
+    monkeypatch.setattr(proposals_module, "BEST", 3)
+    pruned = ("search.pruning=asha", "search.pruning_factor=2", "search.pruning_min_trials=2")
+    sweep = a_sweep(tmp_path, "search=optuna", "search.trials=24", "machine=h100x8", *pruned, *SMALL)
+    told = proposals_module._as_optuna
+    looked_at: list[int] = []
+
+    def count(*arguments):
+        looked_at.append(1)
+        return told(*arguments)
+
+    kept = sweep.host._proposer
+    whole = kept.next_point
+
+    def next_point(record):
+        with monkeypatch.context() as patched:
+            patched.setattr(proposals_module, "_as_optuna", count)
+            found = whole(record)
+        if len(record.trials) % 3 == 0:
+            assert found == Proposer(sweep.cfg).next_point(record)
+        return found
+
+    monkeypatch.setattr(kept, "next_point", next_point)
+    sweep.run()
+    states = {t.state for t in sweep.journal.record.trials.values()}
+    assert states == {TrialState.COMPLETED, TrialState.PRUNED}
+    assert newest == 8 or len(looked_at) <= 2 * 24, "each point is told when it begins and when it ends"
 
 
 def test_another_sampler_seed_gives_other_points(tmp_path):
     one = a_sweep(tmp_path / "0", "search=optuna", "search.trials=3", *SMALL)
     other = a_sweep(tmp_path / "1", "search=optuna", "search.trials=3", "search.sampler_seed=1", *SMALL)
-    assert next_point(one.cfg, one.journal.record) != next_point(other.cfg, other.journal.record)
+    assert Proposer(one.cfg).next_point(one.journal.record) != Proposer(other.cfg).next_point(other.journal.record)
 
 
 def test_the_cost_report_names_what_was_varied(tmp_path):
