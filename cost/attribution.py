@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 from cost import commitments, facts, schema
 from cost.allocation import Allocation, LeaseFacts, Share, UsageFacts, allocate
 from cost.billing import BillingRule, Segment
-from cost.charging import beside, charged, cut, rates_of, rules_of
+from cost.charging import beside, charged, cut, rates_of, rules_of, tax_rate
 from cost.journal import Journal
 from cost.money import largest_remainder
 from cost.price_kinds import Kinds, PriceKinds
@@ -251,14 +251,14 @@ def _tax(lease: Lease, parts: _Parts, rows: dict[str, PriceRow], by_segment: Seq
     every = zip(parts.segments, parts.kinds, by_segment, parts.statuses, strict=True)
     for segment, kinds, totals, status in every:
         row = rows.get(segment.price_hash)
-        if row is None or row.tax_included or not any(totals.values()):
+        if not tax_rate(row) or not any(totals.values()):
             continue
         # The running totals are floored, so that the tax is the same however the charge is cut.
         net = [segment.pico] * 4
         if kinds is not None:
             net = [segment.pico, kinds.list_pico, kinds.contracted_pico, kinds.effective_pico]
         before = [floor(total) for total in running]
-        running = [total + Fraction(row.tax_rate) * pico for total, pico in zip(running, net, strict=True)]
+        running = [total + tax_rate(row) * pico for total, pico in zip(running, net, strict=True)]
         tax, listed, contracted, effective = (floor(t) - whole for t, whole in zip(running, before, strict=True))
         if not tax:
             continue

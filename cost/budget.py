@@ -107,8 +107,9 @@ def budgets(
         for scope in scopes:
             limit = set_limits.get(scope)
             for currency in [limit.currency] if limit else spending.currencies(scope):
-                spent = Money(spending.spent(scope, currency), currency)
-                reserved = Money(spending.reserved(scope, currency), currency)
+                # Without a limit nothing says into which currency: each is told by itself.
+                spent = Money(spending.spent(scope, currency, only=limit is None), currency)
+                reserved = Money(spending.reserved(scope, currency, only=limit is None), currency)
                 if simulated and not (limit and (spent or reserved)):
                     continue
                 name = scope_name(scope, now_ns) + (" (simulated)" if simulated else "")

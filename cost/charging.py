@@ -203,6 +203,17 @@ def _stopped(
     return found
 
 
+def tax_rate(row: PriceRow | None) -> Fraction:
+    """The share of tax that comes on top of a price; 0 where it is in it, and where there is no price."""
+    return Fraction(0) if row is None or row.tax_included else Fraction(row.tax_rate)
+
+
+def with_tax(segments: Iterable[Segment], rows: Mapping[str, PriceRow]) -> int:
+    """A charge, and the tax that comes on top of it: what reports attribute, but for corrections."""
+    charged = [(segment.pico, tax_rate(rows.get(segment.price_hash))) for segment in segments]
+    return sum(pico for pico, _ in charged) + floor(sum((pico * rate for pico, rate in charged), Fraction(0)))
+
+
 def cut(
     segments: Iterable[Segment], cuts: Sequence[int], rate_of: Callable[[Segment], Fraction] | None = None
 ) -> list[Segment]:

@@ -111,6 +111,15 @@ def usages_of_trial(connection: Connection, lease_id: str, trial_id: str, sweep_
     return list(connection.execute(query))
 
 
+def corrected(connection: Connection) -> dict[str, int]:
+    """By lease, what corrections have added to its cost, in 1e-12 of its currency."""
+    table = schema.correction
+    found: dict[str, int] = {}
+    for lease_id, pico in connection.execute(select(table.c.lease_id, table.c.pico)):
+        found[lease_id] = found.get(lease_id, 0) + pico
+    return found
+
+
 def labels(
     connection: Connection, usage_ids: Sequence[int] | None, *, as_of_ns: int | None = None
 ) -> dict[int, dict[str, str]]:

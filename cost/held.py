@@ -8,9 +8,9 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 
-from cost import commitments
-from cost.billing import BillingRule, rule_for, total
-from cost.charging import Beside, beside, charged, rules_of
+from cost import commitments, facts
+from cost.billing import BillingRule, rule_for
+from cost.charging import Beside, beside, charged, rules_of, tax_rate, with_tax
 from cost.ledger import SILENT_NS, Ledger
 from cost.machine_states import RUNNING, state_at
 from cost.money import Money, rounded
@@ -24,7 +24,8 @@ IDLE_NS = 3600 * 10**9
 
 @dataclass(frozen=True)
 class Held:
-    """A lease with what it has cost. Amounts are None where there is no price."""
+    """A lease with what it has cost, as reports have it: tax and corrections are in. Amounts are None where there is no
+    price."""
 
     state: LeaseState
     cost: Money | None
@@ -78,10 +79,13 @@ def machines(
         else:
             last_end[lease_id] = max(usage.to_ns, last_end.get(lease_id, 0))
     every, found = ledger.leases(), []
+    with ledger.read() as connection:
+        corrected = facts.corrected(connection)
     for state in ledger.leases(only_open=only_open):
         lease_id = state.lease.lease_id
         idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
-        found.append(_held(state, book, rules, now_ns, idle_since, partial(beside, ledger, every)))
+        more = corrected.get(lease_id, 0)
+        found.append(_held(state, book, rules, now_ns, idle_since, more, partial(beside, ledger, every)))
     return found
 
 
@@ -91,6 +95,7 @@ def _held(
     rules: Sequence[BillingRule],
     now_ns: int,
     idle_since_ns: int | None,
+    corrected_pico: int,
     at: Callable[[int], Beside],
 ) -> Held:
     lease, unheard_since = state.lease, None
@@ -104,12 +109,12 @@ def _held(
     segments, rows = charged(state, book, rules, now_ns, other)
     if not all(segment.price_hash for segment in segments):
         return Held(state, None, None, unheard_since, idle_since_ns, None, doing)
-    cost = total(segments)
+    cost = with_tax(segments, rows)
     since = unheard_since if unheard_since is not None else idle_since_ns
-    wasted = None if since is None else cost - total(charged(state, book, rules, since, at(since))[0])
+    wasted = None if since is None else cost - with_tax(*charged(state, book, rules, since, at(since)))
     prices = tuple(r for r in rows.values() if r.per in PER_HOUR)
     per_day = int(_hourly(state, prices, now_ns, other.used, rules, doing or RUNNING) * 24)
-    money = [None if pico is None else Money(pico, lease.currency) for pico in (cost, per_day, wasted)]
+    money = [None if pico is None else Money(pico, lease.currency) for pico in (cost + corrected_pico, per_day, wasted)]
     return Held(state, money[0], money[1], unheard_since, idle_since_ns, money[2], doing)
 
 
@@ -129,7 +134,7 @@ def _hourly(
     row = in_force(prices, now_ns) or prices[-1]
     if doing not in rule_for(rules, row.provider, row.purchase).billed_states:
         return Fraction(0)
-    return pico_per_hour(row, lease.cards, lease.watts or Decimal(0))
+    return pico_per_hour(row, lease.cards, lease.watts or Decimal(0)) * (1 + tax_rate(row))
 
 
 def _shown(money: Money | None) -> str:

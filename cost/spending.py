@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from cost import facts, schema
 from cost.attribution import attribute
 from cost.billing import BillingRule, Segment
-from cost.charging import beside, charged, rules_of
+from cost.charging import beside, charged, rules_of, tax_rate
 from cost.clock import NS_PER_SECOND
 from cost.fx import Conversion, convert, fixings, load_rates, rate_notes
 from cost.ledger import Ledger
@@ -139,12 +139,12 @@ class Spending:
         grown = {c.state.lease.currency for c in self._charges.values() if c.state.to_ns is None}
         return sorted({currency for currency, _ in self._spent[scope]} | (grown if scope == "month" else set()))
 
-    def spent(self, scope: str, currency: str) -> int:
-        """1e-12 of a currency, by the last look."""
-        total = self._sum(self._spent[scope], currency)
+    def spent(self, scope: str, currency: str, *, only: bool = False) -> int:
+        """1e-12 of a currency, by the last look. `only`: what was spent in it, and nothing that is converted to it."""
+        total = self._sum({k: v for k, v in self._spent[scope].items() if not only or k[0] == currency}, currency)
         for lease_id, charge in self._charges.items():
             grown = charge.total - self._at_full.get(lease_id, 0)
-            if grown and self._concerns(scope, charge):
+            if grown and self._concerns(scope, charge) and (not only or charge.state.lease.currency == currency):
                 total += self._converted(grown, charge, currency)
         return total
 
@@ -160,10 +160,11 @@ class Spending:
         grown = charge.time_cost(max(holding.from_ns, self._full_ns or 0)) * holding.cards / charge.state.lease.cards
         return total + self._converted(floor(grown), charge, currency)
 
-    def reserved(self, scope: str, currency: str, more: Mapping[str, int] | None = None) -> int:
+    def reserved(self, scope: str, currency: str, more: Mapping[str, int] | None = None, *, only: bool = False) -> int:
         """What running attempts may still cost, beyond what their machines' providers have charged ahead.
 
-        `more`: further amounts by lease, in 1e-12 of its currency, as though they were reserved too.
+        `more`: further amounts by lease, in 1e-12 of its currency, as though they were reserved too. `only`: of
+        machines that are charged in this currency.
         """
         rest: dict[str, Fraction] = defaultdict(Fraction)
         for one in self._reserved:
@@ -179,6 +180,8 @@ class Spending:
         total = 0
         for lease_id, amount in rest.items():
             charge = self._charges[lease_id]
+            if only and charge.state.lease.currency != currency:
+                continue
             ahead = charge.ahead if self._all_in(scope, charge) else 0
             total += self._converted(max(0, floor(amount * (1 + charge.tax)) - ahead), charge, currency)
         return total
@@ -283,7 +286,7 @@ def _charge(
     until: list[Fraction] = []
     for segment in segments:
         row = rows.get(segment.price_hash)
-        rate = Fraction(row.tax_rate) if row is not None and not row.tax_included else Fraction(0)
+        rate = tax_rate(row)
         total += segment.pico
         tax += rate * segment.pico
         if segment.category == "machine":

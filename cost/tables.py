@@ -22,6 +22,8 @@ _WIDE = ("", "stage", "state", "tries", "machine", "acc", "card-hours", "cost")
 def report_table(report: Report) -> str:
     """Title, rows, total, and what a reader has to know about them."""
     columns = _WIDE if report.trials else _NARROW
+    if len({row.sweep_id for row in report.rows if row.kind != "group"}) > 1:
+        columns = (columns[0], "sweep", *columns[1:])
     places = {currency: _places(report.total_in(currency)) for currency in report.currencies}
     rows = [_cells(row, columns, places[row.currency]) for row in report.rows]
     for currency in report.currencies:
@@ -62,12 +64,12 @@ def _places(total_pico: int) -> int:
 
 def _cells(row: Row, columns: tuple[str, ...], places: int) -> tuple[str, ...]:
     cost = UNPRICED if row.unpriced else f"{rounded(row.pico, places):f} {row.currency}"
-    hours = f"{row.card_hours:.4f}"
-    if row.kind != "trial":
-        return _line(row.name, hours, cost, columns)
-    label = row.labels.get
-    tries = str(row.attempts) if row.attempts else ""
-    return (row.name, label("stage", ""), label("state", ""), tries, row.machine, label("acc", ""), hours, cost)
+    cells = {"": row.name, "sweep": row.sweep_id, "card-hours": f"{row.card_hours:.4f}", "cost": cost}
+    if row.kind == "trial":
+        label = row.labels.get
+        cells |= {"stage": label("stage", ""), "state": label("state", ""), "tries": str(row.attempts or "")}
+        cells |= {"machine": row.machine, "acc": label("acc", "")}
+    return tuple(cells.get(name, "") for name in columns)
 
 
 def _line(name: str, hours: str, cost: str, columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from cost.billing import BillingRule
+from cost.budget import budgets
 from cost.grouping import GROUPINGS, Scope, grouped_report
-from cost.money import pico_of
+from cost.money import Money, pico_of
 from cost.output import csv_text
 from cost.prices import PriceBook, PriceRow
 from cost.records import UsageKey
@@ -91,3 +93,20 @@ def test_a_budget_in_another_currency_counts_what_the_report_says(books, clock, 
     report = grouped_report(books, book, Scope(by="month", currency="EUR"), clock.utc, rules=RULES)
     assert abs(spending.spent("month", "EUR") - report.total_pico) <= 3
     assert spending.spent("month", "USD") == pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60
+
+
+def test_without_a_limit_each_currency_of_a_month_is_told_once_and_not_converted(books, clock, tmp_path, make_lease):
+    yuan = replace(ROW, sku="card", currency="CNY", price=Decimal(2))
+    fixings = "rates:\n  - {base: USD, quote: CNY, rate: '7', day: 2026-01-01, source: b, day_read: 2025-12-01}\n"
+    (tmp_path / "fx.yaml").write_text(fixings)
+    book = PriceBook((ROW, yuan), str(tmp_path))
+    books.open_lease(make_lease("L2", sku="card", provider="cloud", currency="CNY", price_hash=yuan.hash))
+    clock.advance_seconds(3 * HOUR)
+    books.close_lease("L2", "done")
+    found, notes = budgets(books, book, clock.utc, rules=RULES)
+    due = Money(pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60, "USD")
+    assert [(one.name, one.spent) for one in found] == [
+        ("month 2026-01", Money.parse("6 CNY")),
+        ("month 2026-01", due),
+    ]
+    assert notes == ()

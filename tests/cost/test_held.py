@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 
 from cost.billing import BillingRule
+from cost.grouping import Scope, grouped_report
 from cost.held import IDLE_NS, machines
 from cost.ledger import SILENT_NS
 from cost.money import Money
 from cost.prices import PriceBook, PriceRow
-from cost.records import UsageKey
+from cost.records import Correction, UsageKey
 
 RULES = (BillingRule("cloud", 1, 0, "up", False, ("running",), "moment", 0, "none", "page", "2025-12-01"),)
 ROW = PriceRow(
@@ -64,6 +66,16 @@ def test_a_machine_that_is_looked_after_but_idle_for_an_hour_is_an_alert_with_it
 def test_a_machine_whose_driver_is_silent_is_an_alert_even_if_it_seems_busy(books, clock):
     clock.advance(SILENT_NS)
     assert "no driver has been heard since 2026-01-01T00:00:00Z" in (look(books, clock).alert or "")
+
+
+def test_what_a_machine_has_cost_is_what_the_report_says_tax_and_corrections_included(books, clock):
+    taxed = PriceBook((replace(ROW, tax_rate=Decimal("0.19")),))
+    clock.advance(3 * HOUR * 10**9 + 7)
+    books.add_correction(Correction("c1", "L1", "credit", -5, "USD", clock.utc, "note"))
+    (held,) = machines(books, taxed, clock.utc, rules=RULES)
+    assert held.cost is not None
+    assert held.cost.pico == grouped_report(books, taxed, Scope(by="machine"), clock.utc, rules=RULES).total_pico
+    assert held.per_day == Money.parse("685.44 USD"), "24 x 24 and 19 % on top"
 
 
 def test_a_machine_given_back_is_no_alert(books, clock):

@@ -14,11 +14,13 @@ from cost.allocation import CATEGORIES
 from cost.attribution import attribute
 from cost.billing import BillingRule
 from cost.clock import NS_PER_SECOND
+from cost.grouping import Scope, grouped_report
 from cost.money import Money, pico_of
 from cost.output import COLUMNS, as_json, csv_text, write_text
 from cost.prices import MissingPriceError, PriceBook, PriceRow
 from cost.records import Correction, UsageKey
 from cost.report import sweep_report, trial_costs, write_csv
+from cost.tables import report_table
 
 HOUR = 3600
 CENT = 10**10
@@ -183,6 +185,9 @@ def test_a_lease_shared_by_two_sweeps_is_the_sum_of_both_and_of_what_is_unassign
     unassigned = sum(line.pico for line in lines if line.category == "unassigned")
     assert unassigned == pico_of(16)
     assert first.total_pico + second.total_pico + unassigned == pico_of(40)
+    table = report_table(grouped_report(ledger, book, Scope(), clock.utc, rules=RULES)).splitlines()
+    assert [line.split()[:2] for line in table if line.startswith("startup")] == [["startup", "s1"], ["startup", "s2"]]
+    assert max(map(len, table)) <= 100
 
 
 def test_a_lease_without_any_usage_is_startup(held, clock, book):
@@ -348,8 +353,6 @@ def test_a_report_written_to_what_is_no_file_does_not_replace_it(tmp_path):
 
 
 def test_small_amounts_are_shown_and_large_ones_have_four_places(held, clock):
-    from cost.tables import report_table
-
     tiny = row("0.000001", cards=7)
     ledger = awkward(held, clock)
     report = sweep_report(ledger, PriceBook((tiny,)), "s1", clock.utc, rules=RULES)
