@@ -68,6 +68,10 @@ def report(
     as_json: Json = False,
 ) -> None:
     """What was spent: trials and overheads, summing to the bill exactly."""
+    from dataclasses import replace
+    from textwrap import fill
+
+    from cost import gaps
     from cost.grouping import Scope, grouped_report
     from cost.money import checked_currency
     from cost.output import as_json as json_text
@@ -99,6 +103,10 @@ def report(
             _focus(ledger, book, scope, at_ns, focus_version, out)
             return
         found = grouped_report(ledger, book, scope, at_ns)
+        if scope.as_of_ns is None:
+            unknown = list(gaps.sentences(gaps.gaps(ledger), book, now).values())
+            unknown = [fill(text, 100, break_on_hyphens=False) for text in unknown] if form == "table" else unknown
+            found = replace(found, notes=(*found.notes, *unknown))
         text = {"json": json_text, "csv": csv_text, "table": report_table}[form](found)
         text = text if text.endswith("\n") else text + "\n"
         if form == "csv":

@@ -31,7 +31,11 @@ def list_leases(
     only_open: Annotated[bool, typer.Option("--open", help="Only those still held.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Every lease, oldest first, with what it has cost by now; then what is held with nobody looking after it."""
+    """Every lease, oldest first, with what it has cost by now; then what is held with nobody looking after it, and what
+    may have been held and is in no lease."""
+    from textwrap import fill
+
+    from cost import gaps
     from cost.held import machines
     from cost.money import rounded
     from cost.output import UNPRICED, utc_text
@@ -41,9 +45,15 @@ def list_leases(
     with opened(root, db) as ledger:
         found = machines(ledger, PriceBook.load(pricing), ledger.now_ns(), only_open=only_open)
         going = unconfirmed(ledger)
+        unknown = gaps.sentences(gaps.gaps(ledger), PriceBook.load(pricing), ledger.now_ns())
     if as_json:
         releases = {lease_id: f"{UNCONFIRMED}: {text}" for lease_id, text in going.items()}
-        print_json({"leases": [_body(held) | {"release": releases.get(held.state.lease.lease_id)} for held in found]})
+        bodies = []
+        for held in found:
+            lease_id = held.state.lease.lease_id
+            more = {"release": releases.get(lease_id), "not_in_these_books": unknown.get(lease_id)}
+            bodies.append(_body(held) | more)
+        print_json({"leases": bodies})
         return
     columns = ("lease", "machine", "sku", "from (UTC)", "until", "sweeps", "cost")
     rows = []
@@ -60,6 +70,8 @@ def list_leases(
             typer.echo(f"{UNCONFIRMED}: lease {held.state.lease.lease_id} goes on: {text}")
         if held.alert:
             typer.echo(held.alert)
+    for sentence in unknown.values():
+        typer.echo(fill(sentence, 100, break_on_hyphens=False))
 
 
 @leases_app.command("open")
@@ -193,9 +205,15 @@ def start_lease(
 
 @leases_app.command("extend")
 def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> None:
-    """Say that a machine is still held: a heartbeat by hand."""
+    """Say that a machine is still held: a heartbeat by hand. One that a sweep has left was held on since then, to its
+    next lease or to now, and goes on: prints the id of the lease for that time."""
+    from cost import gaps
+
     with opened(root, db, write=True) as ledger:
-        ledger.heartbeat(lease_id)
+        if ledger.lease_state(lease_id).to_ns is None:
+            ledger.heartbeat(lease_id)
+        else:
+            typer.echo(gaps.enter(ledger, lease_id))
 
 
 @leases_app.command("meter")
@@ -252,13 +270,18 @@ def close_lease(
     root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
-    """A machine has been given back; attempts of dead drivers on it are ended first. Its bill ends here."""
+    """A machine has been given back; attempts of dead drivers on it are ended first. Its bill ends here. One that a
+    sweep has left went then, or with `--at` later: the time between is entered."""
+    from cost import gaps
     from cost.periods import instant_in, zone_of
 
     with opened(root, db, write=True) as ledger:
         ledger.close_dead()
         at_ns = None if at is None else instant_in(at, zone_of("UTC"))
-        ledger.close_lease(lease_id, how, at_ns=at_ns, released=released)
+        if released and lease_id in {gap.before.lease.lease_id for gap in gaps.gaps(ledger)}:
+            gaps.settle(ledger, lease_id, at_ns)
+        else:
+            ledger.close_lease(lease_id, how, at_ns=at_ns, released=released)
 
 
 def _check_said(ledger: Ledger, whom: Chargeback) -> None:

@@ -72,8 +72,8 @@ class Ledger(Entries, Reservations):
 
     # Leases -----------------------------------------------------------------------------------------------------------
 
-    def open_lease(self, lease: Lease) -> None:
-        """A machine is held from `lease.from_ns` (None: now) on.
+    def open_lease(self, lease: Lease, *, until_ns: int | None = None) -> None:
+        """A machine is held from `lease.from_ns` (None: now) on, or was, until `until_ns`.
 
         Raises:
             IntegrityError: another lease of this machine is open or ends later than this one begins; or the same
@@ -92,6 +92,8 @@ class Ledger(Entries, Reservations):
                 return
             begins = now if lease.from_ns is None else lease.from_ns
             for other in facts.lease_states(connection, instance_id=lease.instance_id):
+                if until_ns is not None and until_ns <= other.from_ns:
+                    continue
                 if other.to_ns is None:
                     raise IntegrityError(
                         f"lease {other.lease.lease_id} of machine {lease.instance_id} is still open; attach to it, or "
@@ -111,6 +113,8 @@ class Ledger(Entries, Reservations):
                 "written_ns": now,
             }
             connection.execute(schema.lease.insert(), row)
+            if until_ns is not None:
+                self.close_lease(lease.lease_id, "entered by hand", at_ns=until_ns)
 
     def close_lease(self, lease_id: str, how: str, *, at_ns: int | None = None, released: bool = False) -> None:
         """The machine is given back; `released` says that its provider confirmed it. Sweeps are detached with it.

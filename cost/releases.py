@@ -33,6 +33,17 @@ def note_in_use(ledger: Ledger, lease_id: str) -> None:
         _note(ledger, "in_use", lease_id, "")
 
 
+def note_gone(ledger: Ledger, lease_id: str) -> None:
+    """Somebody says that the machine went when its lease ended."""
+    ledger.append_event(STREAM, "gone", {"lease_id": lease_id, "text": ""}, f"gone:{lease_id}")
+
+
+def gone(ledger: Ledger) -> set[str]:
+    """Leases whose end was the end of the machine: confirmed as released, or said by somebody."""
+    said = {event.body["lease_id"] for event in ledger.events(STREAM) if event.kind == "gone"}
+    return said | {state.lease.lease_id for state in ledger.leases() if state.released}
+
+
 def unconfirmed(ledger: Ledger) -> dict[str, str]:
     """What is known of each open lease whose machine was to go, by lease."""
     known: dict[str, str] = {}
@@ -41,6 +52,12 @@ def unconfirmed(ledger: Ledger) -> dict[str, str]:
     known = {lease_id: text for lease_id, text in known.items() if text}
     still_open = {state.lease.lease_id for state in ledger.leases(only_open=True)} if known else set()
     return {lease_id: text for lease_id, text in known.items() if lease_id in still_open}
+
+
+def under_way(ledger: Ledger, lease_id: str) -> bool:
+    """Whether the machine was told to go, and what came of it was not said yet."""
+    kinds = [e.kind for e in ledger.events(STREAM) if e.body["lease_id"] == lease_id]
+    return kinds[-1:] == ["requested"]
 
 
 def noted_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:

@@ -37,11 +37,11 @@ def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> N
     from sweeps.journal import decisions, load, replay, sweep_ids
 
     with _open(root, db) as ledger:
+        going, unknown = unconfirmed(ledger), _unknown(ledger)
         if as_json:
             found = [_status_row(load(ledger, i), details=True) for i in sweep_ids(ledger)]
-            print(json.dumps({"sweeps": found, UNCONFIRMED: unconfirmed(ledger)}, indent=2))
+            print(json.dumps({"sweeps": found, UNCONFIRMED: going, "not_in_these_books": unknown}, indent=2))
             return
-        going = unconfirmed(ledger)
         # The table tells of decisions only: what trainers said need not be read.
         rows = [_status_row(replay(i, decisions(ledger, i))) for i in sweep_ids(ledger)]
     from rich.table import Table
@@ -58,6 +58,20 @@ def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> N
     console.print(table)
     for lease_id, text in going.items():
         console.print(f"{UNCONFIRMED}: lease {lease_id} goes on: {text}", soft_wrap=True, markup=False)
+    for sentence in unknown.values():
+        console.print(sentence, soft_wrap=True, markup=False)
+
+
+def _unknown(ledger: Ledger) -> dict[str, str]:
+    """Of rented machines that sweeps have left: what may have gone on to cost."""
+    from cost import gaps
+
+    if not (found := gaps.gaps(ledger)):
+        return {}
+    from cost.prices import PriceBook
+    from sweeps.config import CONF_DIR
+
+    return gaps.sentences(found, PriceBook.load(CONF_DIR / "pricing"), ledger.now_ns())
 
 
 @app.command()

@@ -12,18 +12,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cost import releases
 from cost.driving import driver_of, driving
 from cost.ledger import Ledger
-from cost.records import StoreError
+from cost.records import StoredEvent, StoreError
 from rl.codec import from_json
 from sweeps import leaving
 from sweeps.config_types import ConfigError, SweepConfig
+from sweeps.durations import seconds_of
 from sweeps.journal import Journal, decisions, replay
+from sweeps.opening import end_lost_attempts
 from sweeps.saving import unsaved
 
 DB_VARIABLE = "GRPO_LADDER_DB"
@@ -38,7 +41,10 @@ class Seen:
     lease_id: str
     heard_ns: int
     over: bool
-    """Nothing is left to watch: the lease is closed or left, or the driver ended and settled what becomes of it."""
+    """Nothing is left to watch: the lease is closed or left, or the driver ended and settled what becomes of it, or the
+    newest driver wants no timer."""
+    after_seconds: float | None
+    """Of the newest driver's `machine.deadman`; None: as this timer was told."""
 
 
 def start(cfg: SweepConfig, sweep_id: str, database: str | Path) -> subprocess.Popen[bytes] | None:
@@ -86,6 +92,8 @@ def watch(
             if seen is not None and seen.over:
                 tell("the sweep has ended in order: nothing to do")
                 return
+            if seen is not None:
+                after_seconds = seen.after_seconds or after_seconds
             if seen is None or seen.heard_ns != heard_ns or _lives(database, sweep_dir.name):
                 heard_ns, since = seen.heard_ns if seen else heard_ns, monotonic()
             elif monotonic() - since >= after_seconds:
@@ -105,14 +113,25 @@ def _look(database: str | Path, sweep_id: str) -> Seen | None:
 
 
 def _seen(ledger: Ledger, sweep_id: str) -> Seen | None:
-    record = replay(sweep_id, decisions(ledger, sweep_id))
+    events = list(decisions(ledger, sweep_id))
+    record, newest = replay(sweep_id, events), _newest_driver(events)
     if not record.lease_ids:
         return None
     state = ledger.lease_state(record.lease_ids[-1])
     lease_id = state.lease.lease_id
     settled = record.ended_ns is not None and releases.noted_since(ledger, lease_id, record.ended_ns)
-    over = state.to_ns is not None or sweep_id not in state.sweeps or settled
-    return Seen(lease_id, state.last_heartbeat_ns, over)
+    wanted = newest.get("machine", {}).get("deadman")
+    over = state.to_ns is not None or sweep_id not in state.sweeps or settled or wanted == ""
+    return Seen(lease_id, state.last_heartbeat_ns, over, seconds_of(wanted) if wanted else None)
+
+
+def _newest_driver(events: Iterable[StoredEvent]) -> Mapping[str, Any]:
+    """What the driver that started last said of itself: another than the first may be on another machine."""
+    said: Mapping[str, Any] = {}
+    for event in events:
+        if event.kind == "driver_started":
+            said = event.body
+    return said
 
 
 def _lives(database: str | Path, sweep_id: str) -> bool:
@@ -132,7 +151,10 @@ def _fire(database: str | Path, sweep_dir: Path, after_seconds: float, tell: Cal
                 return seen is not None
             ledger.close_dead(driven=sweep_dir.name)
             journal = Journal(ledger, sweep_dir.name)
-            cfg = from_json(SweepConfig, journal.record.config)
+            end_lost_attempts(journal)
+            newest = _newest_driver(decisions(ledger, sweep_dir.name))
+            own = {key: newest[key] for key in ("machine", "storage") if key in newest}
+            cfg = from_json(SweepConfig, {**journal.record.config, **own})
             left = unsaved(cfg.storage, ledger, sweep_dir.name, sweep_dir)
             said = leaving.leave(cfg.machine, ledger, seen.lease_id, sweep_dir.name, left)
             text = f"the driver was silent for {after_seconds:g} s and is dead: {said}"

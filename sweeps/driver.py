@@ -34,13 +34,13 @@ from sweeps.closing import (
     judge,
     keep_books,
 )
-from sweeps.config import ConfigError
+from sweeps.config import ConfigError, canonical
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import from_data_sheet, measured
 from sweeps.executors import Executor
 from sweeps.host import SweepHost
 from sweeps.limits import check_limits
-from sweeps.machine import find_price, forecast_labels, hold_machine, machine_instance, ray_address
+from sweeps.machine import find_price, forecast_labels, machine_instance, ray_address
 from sweeps.opening import (
     bring_checkpoints_back,
     check_can_run,
@@ -134,10 +134,12 @@ def _run_sweep(session: Session) -> int:
     only_to_close = bool(record.lease_ids) and not record.left
     if not only_to_close and _cannot_be_paid(session, purse):
         return EXIT_BUDGET
-    lease_id = record.lease_ids[-1] if only_to_close else hold_machine(cfg, ledger, record.sweep_id, session.pricing)
+    lease_id = record.lease_ids[-1] if only_to_close else holding.hold(session)
     purse.hold(ledger.lease_state(lease_id).lease)
     session.still_held()
-    journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
+    settings = {key: canonical(cfg)[key] for key in ("machine", "storage")}  # may differ from those it was planned with
+    body = {"lease_id": lease_id, "pid": os.getpid(), **settings}
+    journal.append("driver_started", body, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
     end_lost_attempts(journal)  # what a driver that had lost the sweep began meanwhile; now it can write no more
     deadman.start(cfg, record.sweep_id, session.database)

@@ -11,12 +11,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from cost import gaps, releases
+from cost.driving import driver_of
 from cost.ledger import Ledger
 from cost.records import StoreError
 from sweeps import leaving
 from sweeps.closing import snapshot
-from sweeps.config_types import SweepConfig
-from sweeps.machine import Pricing, machine_instance, money_text
+from sweeps.config_types import ConfigError, SweepConfig
+from sweeps.machine import Pricing, hold_machine, machine_instance, money_text
 from sweeps.opening import database
 from sweeps.saving import unsaved
 from sweeps.session import Session
@@ -44,13 +46,38 @@ def undone(cfg: SweepConfig, root: Path, pricing: Pricing) -> str:
     return leaving.undo_up(cfg.machine, per_hour(pricing))
 
 
+def hold(session: Session) -> str:
+    """Hold the machine for this sweep; the id of its lease. Says what is not known of the time before.
+
+    Raises:
+        ConfigError: another sweep is giving it back just now; or as `machine.hold_machine`.
+    """
+    cfg, ledger, sweep_id = session.cfg, session.ledger, session.record.sweep_id
+    instance = machine_instance(cfg, sweep_id)
+    held = ledger.open_lease_of(instance)
+    for other in held.sweeps if held and releases.under_way(ledger, held.lease.lease_id) else ():
+        if other != sweep_id and (by := driver_of(session.database, other)):
+            raise ConfigError(
+                f"machine={cfg.machine.name}: {other} ({by}) is giving it back: wait until it is gone, or until "
+                "`python -m sweeps status` says that it is not"
+            )
+    lease_id = hold_machine(cfg, ledger, sweep_id, session.pricing)
+    mine = [gap for gap in gaps.gaps(ledger) if gap.before.lease.instance_id == instance]
+    for sentence in gaps.sentences(mine, session.pricing.book, ledger.now_ns()).values():
+        session.tell(f"  {sentence}")
+    return lease_id
+
+
 def leave(session: Session, lease_id: str, going: bool) -> None:
     """Give the machine back, if it is to go; else say what is still running and what it costs."""
     cfg, ledger, sweep_id = session.cfg, session.ledger, session.record.sweep_id
     if going:
         left = [] if cfg.machine.down_unsaved else unsaved(cfg.storage, ledger, sweep_id, session.sweep_dir)
         # The ledger goes off the machine before it does, and once more when its release is on the books.
-        text = leaving.leave(cfg.machine, ledger, lease_id, sweep_id, left, lambda: snapshot(session))
+        cost = per_hour(session.pricing)
+        text = leaving.leave(cfg.machine, ledger, lease_id, sweep_id, left, lambda: snapshot(session), per_hour=cost)
+        if ledger.lease_state(lease_id).to_ns is None:
+            session.journal.append("warning", {"text": text}, f"machine:{ledger.now_ns()}")
         snapshot(session)
     else:
         text = leaving.still_held(cfg, ledger.lease_state(lease_id), per_hour(session.pricing))

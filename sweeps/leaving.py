@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cost import releases
+from cost.gaps import LEFT
 from cost.ledger import Ledger
-from cost.records import LeaseState
+from cost.records import IntegrityError, LeaseState
 from sweeps.config_types import ConfigError, MachineConfig, SweepConfig
 from sweeps.metadata import ec2_instance_id
 
@@ -109,25 +110,27 @@ def leave(
     unsaved: Sequence[str],
     before_it_goes: Callable[[], None] = lambda: None,
     down: Callable[[MachineConfig, str], Down] = take_down,
+    per_hour: str = "",
 ) -> str:
     """Give the machine back if nothing is lost with it and nobody else is on it; a sentence on what came of it.
 
     Args:
         unsaved: what of the sweep lies on this machine only.
+        per_hour: what the machine costs, for a person; empty where that is not known.
         before_it_goes: the last chance to bring the ledger off a machine that may end this process.
     """
-    state = ledger.lease_state(lease_id)
+    state, goes_on = ledger.lease_state(lease_id), f"goes on at {per_hour} an hour" if per_hour else "goes on costing"
     if state.to_ns is not None:
         return f"The lease of {machine.name} is closed already ({state.how})."
     others = [s for s in state.sweeps if s != sweep_id]
     if others:
         ledger.detach(lease_id, sweep_id, "done")
-        return f"{machine.name} was not taken down: {', '.join(others)} is still on it."
+        return f"{machine.name} was not taken down, and {goes_on}: {', '.join(others)} is still on it."
     if unsaved and not machine.down_unsaved and not keeps_disk(machine):
         why = f"{len(unsaved)} things lie on it only, such as {unsaved[0]}"
         releases.note_kept(ledger, lease_id, why)
         return (
-            f"{machine.name} was NOT taken down, and goes on costing: {why}. Bring them away and take it down by hand, "
+            f"{machine.name} was NOT taken down, and {goes_on}: {why}. Bring them away and take it down by hand, "
             "or use storage=s3; machine.down_unsaved=true takes it down all the same."
         )
     releases.note_requested(ledger, lease_id, machine.down)
@@ -136,14 +139,18 @@ def leave(
         result = down(machine, state.lease.resource_id)
     except Exception as error:  # whatever a provider's client raises: the machine is then still there
         result = Down(False, f"{type(error).__name__}: {_first(str(error))}")
+    why = result.text
     if result.confirmed:
         ledger.close_dead()
-        ledger.close_lease(lease_id, "taken down", released=True)
-        return f"{machine.name} is given back: {result.text}."
-    releases.note_failed(ledger, lease_id, result.text)
+        try:
+            ledger.close_lease(lease_id, "taken down", released=True)
+            return f"{machine.name} is given back: {why}."
+        except IntegrityError as error:  # a sweep came to it meanwhile
+            why = f"{why}, but {error}"
+    releases.note_failed(ledger, lease_id, why)
     return (
-        f"{releases.UNCONFIRMED}: {machine.name} was asked to go, and nobody confirmed it: {result.text}. Its lease "
-        f"goes on; once it is gone: python -m cost leases close {lease_id} --released"
+        f"{releases.UNCONFIRMED}: {machine.name} was asked to go, and nobody confirmed it: {why}. Its lease {goes_on}; "
+        f"look at {machine.provider}, and once it is gone: python -m cost leases close {lease_id} --released"
     )
 
 
@@ -156,9 +163,15 @@ def still_held(cfg: SweepConfig, state: LeaseState | None, per_hour: str) -> str
     if not is_real(cfg) or machine.purchase == "own" or (state and state.lease.purchase == "own"):
         return ""
     hint = "" if machine.down else ", or let machine.down do it next time"
+    unknown = ""
+    if state and state.how in LEFT:
+        unknown = (
+            " Its lease ends here. If you keep it, what it costs from now on comes into the books by: python -m cost "
+            f"leases extend {state.lease.lease_id}"
+        )
     return (
         f"Still running: {machine.name} ({machine.sku} at {machine.provider}) costs {per_hour} an hour whether trials "
-        f"run or not; this program has not stopped it. Give it back there{hint}."
+        f"run or not; this program has not stopped it. Give it back there{hint}.{unknown}"
     )
 
 

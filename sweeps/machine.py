@@ -22,6 +22,7 @@ from cost.releases import note_in_use
 from sweeps.config import CONF_DIR, ConfigError
 from sweeps.config_types import SweepConfig
 from sweeps.estimate import StepTime
+from sweeps.journal import decisions, replay
 from sweeps.plan import PlannedTrial
 
 
@@ -103,6 +104,9 @@ def draws_power(pricing: Pricing) -> bool:
 def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Pricing) -> str:
     """Attach to the machine's open lease, or open one. A simulated machine is never a real one's instance.
 
+    Sweeps that have ended, and answer for the machine only because it did not go with them, are detached: it works for
+    this one now.
+
     Raises:
         ConfigError: the machine's lease says that it is stopped, or the books require a tag that the sweep lacks, or
             know nothing of the commitment that it names.
@@ -149,6 +153,9 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
             ledger.attach(lease_id, sweep_id)
         except LedgerError as error:
             raise ConfigError(f"machine={cfg.machine.name}: {error}") from error
+        for other in state.sweeps if state else ():
+            if other != sweep_id and replay(other, decisions(ledger, other)).ended is not None:
+                ledger.detach(lease_id, other, "done")
     return lease_id
 
 

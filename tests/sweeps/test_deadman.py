@@ -18,7 +18,7 @@ from cost.driving import driving
 from cost.ledger import Ledger
 from sweeps.config import canonical, compose
 from sweeps.deadman import start, watch
-from sweeps.journal import Journal, load
+from sweeps.journal import Journal, TrialState, load
 from sweeps.machine import find_price, hold_machine
 from sweeps.plan import make_plan
 from tests.e2e.test_sweep_command import ROOT, module
@@ -162,6 +162,38 @@ def test_a_driver_killed_between_its_end_and_the_machines_is_followed_by_the_tim
         journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
         assert "is given back" in watched(tmp_path, Time())[-1]
     assert (tmp_path / "gone").exists()
+
+
+def test_it_takes_down_what_the_newest_driver_is_on_after_as_long_as_that_one_said(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        journal, lease_id = begin(tmp_path, ledger)
+
+        def go_on() -> None:
+            ledger.heartbeat(lease_id)
+            machine = canonical(configuration(tmp_path, "machine.deadman=300s"))["machine"]
+            body = {"lease_id": lease_id, "pid": 2, "machine": machine | {"down": f"touch {tmp_path}/other"}}
+            journal.append("driver_started", body, "driver_started:2")
+            journal.append("attempt_started", attempt(journal, lease_id), "attempt_started:1")
+
+        clock = Time((50, go_on))
+        assert "is given back" in watched(tmp_path, clock)[-1]
+        assert 350 <= clock.now < 400
+        assert [t.state for t in load(ledger, SWEEP).trials.values()].count(TrialState.PREEMPTED) == 1
+    assert (tmp_path / "other").exists()
+    assert not (tmp_path / "gone").exists()
+
+
+def test_it_goes_when_the_newest_driver_wants_no_timer(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        journal, lease_id = begin(tmp_path, ledger)
+        body = {"lease_id": lease_id, "pid": 2, "machine": canonical(configuration(tmp_path))["machine"]}
+        journal.append("driver_started", body, "driver_started:2")
+        assert watched(tmp_path, Time())[-1] == "the sweep has ended in order: nothing to do"
+    assert not (tmp_path / "gone").exists()
+
+
+def attempt(journal: Journal, lease_id: str) -> dict[str, object]:
+    return {"trial_id": next(iter(journal.record.trials)), "attempt": 1, "lease_id": lease_id, "from_step": 0}
 
 
 def test_a_ledger_that_cannot_be_read_is_no_reason_to_take_a_machine_away(tmp_path):

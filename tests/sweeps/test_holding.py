@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cost import releases
+from cost.driving import driving
 from cost.ledger import Ledger
-from sweeps import leaving
+from sweeps import driver, holding, leaving, machine
 from sweeps.config import ConfigError, compose
 from sweeps.driver import run
 from tests.sweeps.test_leaving import RENTED
@@ -25,6 +27,8 @@ def mlflow_store(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def for_real(monkeypatch):
     monkeypatch.setattr(leaving, "is_real", lambda cfg: True)
+    for module in (driver, holding, machine):  # one for all of them, as a real one is
+        monkeypatch.setattr(module, "machine_instance", lambda cfg, sweep_id: "box")
 
 
 def configuration(folder: Path, *more: str):
@@ -52,7 +56,7 @@ def test_what_lies_on_the_machine_only_keeps_it_and_its_lease_goes_on(tmp_path, 
     code = run(configuration(tmp_path, f'machine.down="touch {tmp_path}/gone"'))
     told = " ".join(capsys.readouterr().out.split())
     assert code == 0, told
-    assert "NOT taken down, and goes on costing" in told
+    assert "NOT taken down, and goes on at" in told
     assert not (tmp_path / "gone").exists()
     assert [lease.to_ns for lease in leases(tmp_path)] == [None]
 
@@ -86,3 +90,23 @@ def test_a_machine_that_came_up_for_a_configuration_that_cannot_run_on_it_goes_a
     with pytest.raises(ConfigError, match=r"there is no such sweep.*\n?.*is taken down again"):
         run(configuration(tmp_path, "machine.up=hostname", down, "resume=smoke-000000-9"))
     assert (tmp_path / "gone").exists()
+
+
+def test_the_next_sweep_takes_down_what_stayed_for_one_that_has_ended(tmp_path, capsys):
+    run(configuration(tmp_path, 'machine.down="exit 1"', "machine.down_unsaved=true"))
+    assert "RELEASE_UNCONFIRMED" in capsys.readouterr().out
+    run(configuration(tmp_path, f'machine.down="touch {tmp_path}/gone"', "machine.down_unsaved=true", "resume=never"))
+    assert "is given back" in capsys.readouterr().out
+    assert [(lease.to_ns is not None, lease.released) for lease in leases(tmp_path)] == [(True, True)]
+
+
+def test_a_machine_that_another_sweep_is_giving_back_is_not_taken_up(tmp_path):
+    run(configuration(tmp_path, 'machine.down="exit 1"', "machine.down_unsaved=true"))
+    ledger = tmp_path / "runs" / "ledger.db"
+    with Ledger.open(ledger) as opened:
+        (state,) = opened.leases()
+        releases.note_requested(opened, state.lease.lease_id, "down")
+    again = configuration(tmp_path, "resume=never")
+    with driving(ledger, state.sweeps[0]), pytest.raises(ConfigError, match=r"\(process \d+ .*\) is giving it back"):
+        run(again)
+    assert run(again) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import boto3
@@ -12,6 +13,7 @@ from botocore.stub import Stubber
 
 from cost import releases
 from cost.ledger import Ledger
+from cost.records import UsageKey
 from sweeps import leaving
 from sweeps.config import ConfigError, compose
 from sweeps.config_types import MachineConfig
@@ -62,8 +64,10 @@ def test_the_books_are_brought_away_after_the_request_is_in_them_and_before_the_
 
 def test_a_release_that_nobody_confirms_stays_visible_and_goes_on_accruing_until_it_is_closed_by_hand(held, tmp_path):
     ledger, lease_id = held
-    told = leaving.leave(machine(down="echo no such pod >&2; exit 3"), ledger, lease_id, "s1", [])
+    down = machine(down="echo no such pod >&2; exit 3")
+    told = leaving.leave(down, ledger, lease_id, "s1", [], per_hour="2.69 USD")
     assert "RELEASE_UNCONFIRMED" in told
+    assert "Its lease goes on at 2.69 USD an hour" in told
     assert "exit code 3: no such pod" in told
     assert ledger.lease_state(lease_id).to_ns is None
     listed = module(tmp_path, "cost", "leases", "list", "--root", str(tmp_path)).stdout
@@ -179,8 +183,26 @@ def test_without_down_a_rented_machine_is_told_with_its_price_and_own_hardware_i
     told = leaving.still_held(rented, dataclasses.replace(state, lease=lease), "2.69 USD")
     assert "runpod-h100 at runpod" in told
     assert "2.69 USD an hour" in told
+    assert "extend" not in told, "its lease is open"
+    ledger.detach(lease_id, "s1", "done")
+    left = dataclasses.replace(ledger.lease_state(lease_id), lease=lease)
+    assert f"python -m cost leases extend {lease_id}" in leaving.still_held(rented, left, "2.69 USD")
     assert leaving.still_held(compose(["+stage=smoke"]), state, "0.01 USD") == ""
     assert leaving.still_held(compose([*RENTED, "trainer=simulated"]), state, "2.69 USD") == ""
+
+
+def test_a_sweep_that_comes_while_the_machine_goes_keeps_its_lease_open(held):
+    ledger, lease_id = held
+
+    def down(*_: object) -> leaving.Down:
+        ledger.attach(lease_id, "s2")
+        ledger.start_usage(UsageKey(lease_id, "t1", 1), "s2", Decimal(1), {})
+        return leaving.Down(True, "its command ended with exit code 0")
+
+    told = leaving.leave(machine(down="true"), ledger, lease_id, "s1", [], down=down)
+    assert "RELEASE_UNCONFIRMED" in told
+    assert "trial t1 attempt 1 of sweep s2 is still open" in told
+    assert ledger.lease_state(lease_id).to_ns is None
 
 
 def test_what_machine_up_prints_last_is_the_ray_to_use_if_it_is_one():

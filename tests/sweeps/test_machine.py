@@ -38,6 +38,17 @@ def test_a_sweep_that_joins_a_lease_is_charged_to_its_own(ledger):
     assert sweeps_chargeback(ledger) == {"s1": Chargeback("ann"), "s2": Chargeback("bob")}
 
 
+def test_a_sweep_that_has_ended_and_whose_machine_stayed_leaves_it_to_the_next(ledger):
+    cfg = compose(["+stage=smoke"])
+    for sweep_id, event in (("s1", {"how": "done"}), ("s2", None)):
+        lease_id = hold_machine(cfg, ledger, sweep_id, find_price(cfg))
+        if event:
+            ledger.append_event(f"sweep:{sweep_id}", "driver_ended", event, "driver_ended:1")
+    assert ledger.lease_state(lease_id).sweeps == ("s2",)
+    hold_machine(cfg, ledger, "s3", find_price(cfg))
+    assert ledger.lease_state(lease_id).sweeps == ("s2", "s3"), "the driver of s2 has not ended"
+
+
 def test_own_hardware_is_priced_by_what_it_drew_last_time_and_else_by_what_is_configured(ledger):
     cfg = compose(["+stage=smoke", "machine.watts=65"])
     pricing = find_price(cfg)
