@@ -14,10 +14,10 @@ from cost.attribution import Lines, attribute
 from cost.billing import BillingRule, total
 from cost.charging import Beside, beside, charged, rules_of
 from cost.clock import NS_PER_SECOND
-from cost.closing import closed_months, month_totals
 from cost.ledger import SILENT_NS, Ledger
 from cost.machine_states import RUNNING, state_at
 from cost.money import pico_text
+from cost.months import closed_months, month_totals
 from cost.output import utc_text
 from cost.prices import PriceBook, PriceError
 

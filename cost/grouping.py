@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
 from functools import partial
 
+from cost.as_of import book_as_of, changes_since
 from cost.attribution import Line, Lines, attribute
 from cost.billing import BillingRule
 from cost.chargeback import COST_CENTER, charged_back, sweeps_chargeback
-from cost.closing import book_as_of, changes_since
 from cost.fx import Converter, Rate, fixings, load_rates, rate_notes, rates_as_of
 from cost.ledger import Ledger
 from cost.money import Money, largest_remainder

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 from cost import schema
+from cost.as_of import book_as_of, changes_since
 from cost.billing import BillingRule
 from cost.charging import cut, lease_charge
 from cost.check import run_checks
 from cost.clock import NS_PER_SECOND
-from cost.closing import book_as_of, changes_since, close_month, closed_months, month_bounds
+from cost.closing import close_month
 from cost.money import pico_of
+from cost.months import closed_months, month_bounds
 from cost.periods import midnight_ns
 from cost.prices import PriceBook, PriceRow, instant_text, pico_per_hour
 from cost.records import Correction, IntegrityError, Lease, LeaseState, LedgerError, UsageKey
