@@ -97,7 +97,9 @@ class SweepHost:
         self._notice, self._still_held = notice, still_held
         idle_seconds = seconds_of(cfg.machine.max_idle)
         self._idle_limit_ns = None if idle_seconds is None else round(idle_seconds * 1e9)
-        self._last_heartbeat_ns = self._busy_ns = ledger.now_ns()
+        self._last_heartbeat_ns = ledger.now_ns()
+        self._busy_ns: int | None = None
+        """When something last ran; from the first tick on, since starting Ray is nobody's idleness."""
         self._stop: Stop | None = None
         self._commands_heard = 0
         self._warning_numbers = itertools.count()
@@ -366,7 +368,7 @@ class SweepHost:
         return SetLr(trial.lr * advice.factor)
 
     def _watch_idleness(self, now_ns: int) -> None:
-        if any(h.granted and not h.ended for h in self._held.values()):
+        if self._busy_ns is None or any(h.granted and not h.ended for h in self._held.values()):
             self._busy_ns = now_ns
         elif self._idle_limit_ns is not None and now_ns - self._busy_ns >= self._idle_limit_ns:
             self.stop(f"interrupted: nothing has run for machine.max_idle={self._cfg.machine.max_idle}")

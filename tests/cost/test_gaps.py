@@ -6,15 +6,19 @@ import dataclasses
 import json
 
 import pytest
+from typer import Typer
+from typer.testing import CliRunner
 
 from cost import gaps
 from cost.attribution import attribute
 from cost.check import run_checks
+from cost.cli import app as cost
 from cost.clock import FakeClock
 from cost.ledger import Ledger
 from cost.prices import PriceBook
 from cost.records import IntegrityError, Lease, LedgerError
-from tests.e2e.test_sweep_command import ROOT, module
+from sweeps.__main__ import app as sweeps
+from tests.e2e.test_sweep_command import ROOT
 
 HOUR_NS = 3600 * 10**9
 BOOK = PriceBook.load(ROOT / "conf" / "pricing")
@@ -133,15 +137,20 @@ def test_a_lease_that_begins_where_the_other_ended_leaves_no_gap(books):
     assert named(books) == []
 
 
+def told(app: Typer, *arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
 def test_the_commands_name_it_and_settle_it(books, tmp_path):
     hold(books, "one", 2)
     root = ("--root", str(tmp_path))
-    for command in (("cost", "leases", "list"), ("cost", "report"), ("sweeps", "status")):
-        assert "h100 (runpod-h100) was left at" in module(tmp_path, *command, *root).stdout, command
-    (listed,) = json.loads(module(tmp_path, "cost", "leases", "list", "--json", *root).stdout)["leases"]
+    for said in (told(cost, "leases", "list", *root), told(cost, "report", *root), told(sweeps, "status", *root)):
+        assert "h100 (runpod-h100) was left at" in said
+    (listed,) = json.loads(told(cost, "leases", "list", "--json", *root))["leases"]
     assert "leases extend one" in listed["not_in_these_books"]
-    assert module(tmp_path, "cost", "leases", "extend", "one", *root).stdout == "one+\n"
+    assert told(cost, "leases", "extend", "one", *root) == "one+\n"
     assert named(books) == []
-    closed = module(tmp_path, "cost", "leases", "close", "one+", "--released", *root)
-    assert closed.returncode == 0, closed.stderr
-    assert "was left at" not in module(tmp_path, "cost", "leases", "list", *root).stdout
+    told(cost, "leases", "close", "one+", "--released", *root)
+    assert "was left at" not in told(cost, "leases", "list", *root)
