@@ -168,10 +168,10 @@ def held_sweep(
         except DrivenElsewhereError as error:
             raise ConfigError(f"{error}: {what_to_do(cfg, error.sweep_id)}") from error
         _keep_configuration(root / journal.record.sweep_id, journal.record.config)
+        if cfg.resume == "failed":
+            _plan_failed_again(journal, ledger)
         if not journal.record.closed:
             ledger.close_dead(driven=journal.record.sweep_id)
-            if cfg.resume == "failed":
-                _plan_failed_again(journal, ledger)
         yield journal, still_held
 
 
