@@ -7,9 +7,11 @@ per-question results fit together. Models no language model, and no figure of it
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from rl.spec import (
 FASTEST_LR = 2e-5
 """Where learning is fastest and the clip fraction of the last update is 3 %."""
 PROMPT_TOKENS = 32
+_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def step_ns(spec: TrialSpec, step: int, completions: int) -> int:
 
 def noisy_ns(spec: TrialSpec, step: int, seconds: float, purpose: int) -> int:
     """`seconds` with `noise_frac` of log-normal noise, whole nanoseconds; the same for the same seed and step."""
-    noise = _rng(spec.seed, step, purpose).normal()
+    digest = hashlib.blake2b(b"%d %d %d" % (spec.seed, step, purpose), digest_size=7).digest()
+    noise = _NORMAL.inv_cdf((int.from_bytes(digest) + 0.5) / 256**7)  # a generator would cost ten times as much
     return round(seconds * math.exp(spec.trainer.simulated.noise_frac * noise) * 1e9)
 
 
@@ -104,33 +108,35 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
     else:
         trained = np.arange(len(right))
 
-    lengths = _lengths(spec, state, rng, len(right) * size).reshape(-1, size)
+    groups, completions = len(right), float(len(right) * size)
+    lengths = _lengths(spec, state, rng, groups * size)
     truncated = lengths == spec.rollout.max_completion_tokens
     weights = spec.task.reward_weights
-    reward_by_group = weights["correct"] * right
-    rewards = {"correct": Mean(float(right.sum()), float(right.size * size))}
+    reward = weights["correct"] * float(right.sum())
+    rewards = {"correct": Mean(float(right.sum()), completions)}
     if spec.task.format_pattern:
-        reward_by_group = reward_by_group + weights["format"] * size * well_formed
-        rewards["format"] = Mean(float(well_formed.sum() * size), float(right.size * size))
+        formed = float(well_formed.sum() * size)
+        reward += weights["format"] * formed
+        rewards["format"] = Mean(formed, completions)
     loss_lengths = np.where(truncated, 0, lengths) if algorithm.mask_truncated else lengths
-    by_group = loss_lengths.sum(axis=1)[trained]
+    by_group = loss_lengths.reshape(-1, size).sum(axis=1)[trained].tolist()
     # Groups to updates as evenly as they go, the first updates taking one more.
     each, more = divmod(len(by_group), algorithm.updates_per_rollout)
     edges = [each * u + min(u, more) for u in range(algorithm.updates_per_rollout + 1)]
-    batches = [int(by_group[start:stop].sum()) for start, stop in itertools.pairwise(edges)]
+    batches = [sum(by_group[start:stop]) for start, stop in itertools.pairwise(edges)]
     tokens = float(lengths.sum())
     mismatch = 0.01 * (1 + spec.trainer.simulated.noise_frac * abs(rng.normal()))
     return SimulatedStep(
         Curves(
-            reward=Mean(float(reward_by_group.sum()), float(right.size * size)),
+            reward=Mean(reward, completions),
             acc=rewards["correct"],
             rewards=rewards,
-            reward_errors=Mean(0.0, float(right.size * size)),
-            response_length=_mean(lengths),
+            reward_errors=Mean(0.0, completions),
+            response_length=Mean(tokens, completions),
             response_length_min=int(lengths.min()),
             response_length_max=int(lengths.max()),
-            truncated=_mean(truncated),
-            zero_std=Mean(float((~teaches).sum()), float(right.size)),
+            truncated=Mean(float(np.count_nonzero(truncated)), completions),
+            zero_std=Mean(float(groups - np.count_nonzero(teaches)), float(groups)),
             updates=tuple(
                 _update(spec, state, rng, index, float(batch), lr, nan)
                 for index, (batch, lr) in enumerate(zip(batches, lrs, strict=True))
@@ -141,8 +147,8 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
             mismatch_kl=Mean(tokens * mismatch**2 / 2, tokens),
             sampler_ess=None if algorithm.sampler_correction == "none" else 1.0 - mismatch**2,
         ),
-        TokenCounts(prompt=PROMPT_TOKENS * right.size, completion=int(tokens), loss=sum(batches)),
-        PromptCounts(trained=len(trained), filtered=right.size - len(trained), failed=0),
+        TokenCounts(prompt=PROMPT_TOKENS * groups, completion=int(tokens), loss=sum(batches)),
+        PromptCounts(trained=len(trained), filtered=groups - len(trained), failed=0),
     )
 
 
