@@ -59,8 +59,9 @@ def report(
     as_of: Annotated[str | None, typer.Option(help="As the books stood at this moment.")] = None,
     form: Annotated[str | None, typer.Option("--format", help="table, csv, json or focus.")] = None,
     focus_version: Annotated[
-        str, typer.Option(help="1.2, or 1.3 with the split by trial in columns of its own.")
-    ] = "1.2",
+        str | None,
+        typer.Option(help="Of --format focus: 1.2 (default), or 1.3 with the split by trial in columns of its own."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
     root: Root = DEFAULT_ROOT,
     db: Db = None,
@@ -82,9 +83,7 @@ def report(
     from cost.tables import report_table
 
     with opened(root, db) as ledger:
-        form = form or ("json" if as_json else "csv" if out and out.suffix == ".csv" else "table")
-        if form not in FORMATS:
-            raise LedgerError(f"there is no format {form!r}; one of {', '.join(FORMATS)}")
+        form = _form(form, as_json, out, by=by, currency=currency, focus_version=focus_version)
         zone, now = zone_of(tz), ledger.now_ns()
         one, by = _what(ledger, sweep, by, every=form == "focus")
         scope = Scope(
@@ -97,10 +96,12 @@ def report(
             idle=idle,
             as_of_ns=instant_in(as_of, zone) if as_of else None,
         )
+        if scope.from_ns is not None and scope.to_ns is not None and scope.from_ns >= scope.to_ns:
+            raise LedgerError(f"--from {since} is not before --to {until}: nothing lies between them")
         at_ns = now if scope.as_of_ns is None else min(now, scope.as_of_ns)
         book = PriceBook.load(pricing)
         if form == "focus":
-            _focus(ledger, book, scope, at_ns, focus_version, out)
+            _focus(ledger, book, scope, at_ns, focus_version or "1.2", out)
             return
         found = grouped_report(ledger, book, scope, at_ns)
         if scope.as_of_ns is None:
@@ -235,14 +236,15 @@ def close(
     """Freeze a month: from then on only corrections change it, and `check` finds whatever else would."""
     from cost.closing import close_month
     from cost.money import Money
+    from cost.months import corrected_in
     from cost.prices import PriceBook
 
     with opened(root, db, write=True) as ledger:
         totals = close_month(ledger, PriceBook.load(pricing), period, ledger.now_ns())
-    sums: dict[str, int] = {}
-    for pico, currency in totals.values():
-        sums[currency] = sums.get(currency, 0) + pico
-    what = ", ".join(str(Money(pico, currency)) for currency, pico in sorted(sums.items())) or "nothing"
+        corrections = corrected_in(ledger, period)
+    found = {"": totals.values(), ", corrections ": corrections.values()}
+    sums = {name: Money.sums(Money(*amount) for amount in amounts) for name, amounts in found.items()}
+    what = "".join(name + ", ".join(map(str, amounts)) for name, amounts in sums.items() if amounts) or "nothing"
     typer.echo(f"{period} is closed: {len(totals)} leases, {what}")
 
 
@@ -304,6 +306,26 @@ def _one_transaction(ledger: Ledger, writes: bool) -> AbstractContextManager[Non
 def _places(amount: Money) -> int:
     """To the cent, or to as many places as show that it is not nothing."""
     return next((places for places in (2, 4, 6, 9) if abs(amount.pico) >= 5 * 10 ** (12 - places)), 2)
+
+
+def _form(form: str | None, as_json: bool, out: Path | None, **only_some: str | None) -> str:
+    """The format that was asked for; what it has no use for is refused, not passed over."""
+    from cost.records import LedgerError
+
+    if as_json and form not in (None, "json"):
+        raise LedgerError(f"--json and --format {form}: choose one")
+    form = form or ("json" if as_json else "csv" if out and out.suffix == ".csv" else "table")
+    if form not in FORMATS:
+        raise LedgerError(f"there is no format {form!r}; one of {', '.join(FORMATS)}")
+    useless = ("by", "currency") if form == "focus" else ("focus_version",)
+    if given := [f"--{name.replace('_', '-')}" for name in useless if only_some[name]]:
+        why = (
+            "a FOCUS file has every charge, in the currency it is billed in"
+            if form == "focus"
+            else "see --format focus"
+        )
+        raise LedgerError(f"{' and '.join(given)} with --format {form}: {why}")
+    return form
 
 
 def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: str, out: Path | None) -> None:

@@ -222,7 +222,9 @@ def meter_lease(
     sku: Annotated[str, typer.Option(help="Its price in the price book: per gib_month, gib, request, one_off or kwh.")],
     quantity: Annotated[str, typer.Option(help="How much: GiB kept, GiB sent, requests, pieces, kWh.")],
     since: Annotated[str | None, typer.Option("--from", help="From when (UTC); default: the lease's start.")] = None,
-    until: Annotated[str | None, typer.Option("--to", help="To when (UTC); default: the lease's end, or now.")] = None,
+    until: Annotated[
+        str | None, typer.Option("--to", help="To when (UTC); default: the lease's end, or now; of a fee, --from.")
+    ] = None,
     region: Annotated[str, typer.Option(help="Region, where the price depends on it.")] = "",
     name: Annotated[str | None, typer.Option("--id", help="Its id: the same one again changes nothing.")] = None,
     root: Root = DEFAULT_ROOT,
@@ -231,7 +233,7 @@ def meter_lease(
 ) -> None:
     """Enter a disk, what was sent, requests or a fee, charged at the price book's prices; or the kWh that a meter
     counted for own hardware, in place of its watts. Prints its id."""
-    from cost.metered import Metered, add
+    from cost.metered import Metered, add, load
     from cost.money import exact_decimal
     from cost.output import utc_text
     from cost.periods import instant_in, zone_of
@@ -240,9 +242,14 @@ def meter_lease(
 
     with opened(root, db, write=True) as ledger:
         state, now = ledger.lease_state(lease_id), ledger.now_ns()
-        from_ns = state.from_ns if since is None else instant_in(since, zone_of("UTC"))
-        to_ns = (state.to_ns or now) if until is None else instant_in(until, zone_of("UTC"))
+        # What is not said again is what was said before.
+        known = next((one for one in load(ledger).get(lease_id, ()) if one.name == name), None)
+        first, last = (known.from_ns, known.to_ns) if known else (state.from_ns, state.to_ns or now)
+        from_ns = first if since is None else instant_in(since, zone_of("UTC"))
         row = PriceBook.load(pricing).in_force(sku, from_ns, region=region or None)
+        # A fee is of one moment.
+        last = from_ns if row.per == "one_off" and not known else last
+        to_ns = last if until is None else instant_in(until, zone_of("UTC"))
         if row.currency != state.lease.currency:
             raise LedgerError(
                 f"SKU {sku!r} is priced in {row.currency}, and lease {lease_id} in {state.lease.currency}"

@@ -119,6 +119,14 @@ class Money:
             total = total + amount
         return total
 
+    @classmethod
+    def sums(cls, amounts: Iterable[Money]) -> list[Money]:
+        """One sum for each currency, in order of its code."""
+        found: dict[str, int] = {}
+        for amount in amounts:
+            found[amount.currency] = found.get(amount.currency, 0) + amount.pico
+        return [cls(pico, currency) for currency, pico in sorted(found.items())]
+
     @property
     def amount(self) -> Decimal:
         """In units of the currency, exactly."""

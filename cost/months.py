@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date
 
+from sqlalchemy import select
+
+from cost import schema
 from cost.attribution import attribute
 from cost.billing import BillingRule
 from cost.ledger import Ledger
@@ -48,4 +51,16 @@ def closed_months(ledger: Ledger) -> dict[str, Totals]:
     for event in ledger.events(STREAM):
         amounts = {lease_id: Money.parse(text) for lease_id, text in event.body["leases"].items()}
         found[event.body["period"]] = {lease_id: (m.pico, m.currency) for lease_id, m in amounts.items()}
+    return found
+
+
+def corrected_in(ledger: Ledger, period: str) -> Totals:
+    """What corrections have added to each lease's cost within a month of UTC."""
+    start, end = month_bounds(period)
+    lease, table = schema.lease, schema.correction
+    query = select(table.c.lease_id, table.c.pico, lease.c.currency).join(lease, lease.c.lease_id == table.c.lease_id)
+    found: dict[str, tuple[int, str]] = {}
+    with ledger.read() as connection:
+        for lease_id, pico, currency in connection.execute(query.where(table.c.at_ns >= start, table.c.at_ns < end)):
+            found[lease_id] = (found.get(lease_id, (0, ""))[0] + pico, currency)
     return found

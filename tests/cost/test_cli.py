@@ -309,6 +309,20 @@ def test_a_month_is_closed_once_it_is_over(root, pricing):
     assert "is no month" in run("close", "--period", "2026-13", *place, code=2)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--format focus --by day", "--by with --format focus"),
+        ("--format focus --currency EUR", "in the currency it is billed in"),
+        ("--json --format csv", "choose one"),
+        ("--focus-version 1.3", "see --format focus"),
+        ("--from 2026-12-02 --to 2026-12-01", "nothing lies between them"),
+    ],
+)
+def test_options_that_would_be_passed_over_are_refused(root, pricing, options, said):
+    assert said in run("report", "--root", root, "--pricing", pricing, *options.split(), code=2)
+
+
 def test_what_was_simulated_is_reported_by_its_sweep_and_counted_nowhere_else(root, pricing, clock, make_lease):
     place = ("--root", root, "--pricing", pricing)
     whole = run("report", *place, "--by", "sweep", "--json")

@@ -19,7 +19,7 @@ from cost.check import run_checks
 from cost.clock import NS_PER_SECOND
 from cost.closing import close_month
 from cost.money import pico_of
-from cost.months import closed_months, month_bounds
+from cost.months import closed_months, corrected_in, month_bounds
 from cost.periods import midnight_ns
 from cost.prices import PriceBook, PriceRow, instant_text, pico_per_hour
 from cost.records import Correction, IntegrityError, Lease, LeaseState, LedgerError, UsageKey
@@ -72,6 +72,8 @@ def test_what_lies_in_a_closed_month_cannot_be_changed_but_by_a_correction(books
         books.close_lease("L1", "late", at_ns=month_bounds("2026-01")[1] - 1)
     books.add_correction(Correction("c1", "L1", "credit", -5, "USD", january + 20 * DAY * NS_PER_SECOND, "note"))
     assert run_checks(books, BOOK, clock.utc, rules=(RULE,)) == []
+    assert corrected_in(books, "2026-01") == {"L1": (-5, "USD")}
+    assert corrected_in(books, "2026-02") == {}
     books.close_lease("L1", "in time")
 
 

@@ -234,6 +234,7 @@ def test_on_the_command_line(tmp_path: Path, books):
     rows = [
         f"{{{fields}, sku: box, per: machine_hour, cards: 8, price: '1'}}",
         f"{{{fields}, sku: disk, per: gib_month, price: '0.31'}}",
+        f"{{{fields}, sku: setup, per: one_off, price: '25'}}",
     ]
     (pricing / "cloud.yaml").write_text("prices:\n" + "".join(f"  - {row}\n" for row in rows), encoding="utf-8")
     rule = (
@@ -249,5 +250,9 @@ def test_on_the_command_line(tmp_path: Path, books):
         assert (made.exit_code, made.output) == (0, "d1\n")
     said = runner.invoke(app, ["report", "--by", "category", "--json", *places], catch_exceptions=False)
     assert {row["name"]: row["cost"] for row in json.loads(said.output)["groups"]}["storage"] == "10"
+    fee = ["leases", "meter", "L1", "--sku", "setup", "--quantity", "1", "--id", "f1", "--from", "2026-01-03", *places]
+    for _ in range(2):
+        assert runner.invoke(app, fee, catch_exceptions=False).output == "f1\n"
+    assert load(books)["L1"][-1].to_ns == instant_ns("2026-01-03"), "a fee is of one moment, not of the days since"
     assert runner.invoke(app, ["check", *places]).output == ""
     assert runner.invoke(app, [*meter[:4], "unknown", *meter[5:]]).exit_code == 2
