@@ -5,12 +5,13 @@ Times are integer nanoseconds UTC (`*_ns`); cards may be a fraction of one, with
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
+
+import msgspec
 
 PHASES = ("startup", "rollout", "reward", "logprob", "train", "sync", "evaluation", "checkpoint", "recovery", "other")
 """Kinds of time that a trial reports. `other` is also what it did not report."""
@@ -168,10 +169,18 @@ class StoredEvent:
     """The body as JSON."""
     key: str
 
-    @functools.cached_property
+    @property
     def body(self) -> Mapping[str, Any]:
-        """Made of the text when it is first asked for: many readers want a few events of many."""
-        return json.loads(self.text)
+        """Made of the text when it is asked for: many readers want a few events of many."""
+        return read_json(self.text)
+
+
+def read_json(text: str | bytes) -> Any:
+    """What `text` says. Half a surrogate pair, as file names may have, only the slower reader knows."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cost.records import NewEvent
+from cost.records import NewEvent, read_json
 from rl.codec import message_from_json, to_json
 from rl.spec import EvalReport, Event, StepReport
 
@@ -43,10 +43,7 @@ class Word(msgspec.Struct, frozen=True, gc=False, rename={"message_json": "messa
 
     @property
     def body(self) -> Mapping[str, Any]:
-        try:
-            return msgspec.json.decode(self.message_json)
-        except msgspec.DecodeError:
-            return json.loads(bytes(self.message_json))
+        return read_json(bytes(self.message_json))
 
     @property
     def message(self) -> Event:
@@ -83,7 +80,7 @@ def words_in(event: StoredEvent) -> Iterator[Word]:
     if event.kind == WORDS:
         try:
             yield from msgspec.json.decode(event.text, type=_Words).messages
-        except msgspec.DecodeError:  # half a surrogate pair, as file names may have: json knows it
+        except msgspec.DecodeError:  # see `read_json`
             for row in event.body["messages"]:
                 yield Word(row["trial_id"], row["attempt"], row["sequence"], row["at_ns"], _as_text(row["message"]))
     elif event.kind == ONE_WORD:
