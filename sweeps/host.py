@@ -245,7 +245,13 @@ class SweepHost:
 
     def on_cards(self, cards: int) -> None:
         per_trial = self._cfg.search.cards_per_trial
-        self.warn(f"trials can use {cards} cards now, {self._cards} before")
+        text = f"trials can use {cards} cards now, {self._cards} before"
+        if cards < self._cards and self._cfg.machine.purchase != "own":
+            text += (
+                ". The lease goes on at the price of the whole cluster. Where a node is gone and its provider charges no "
+                f"more for it: python -m cost correct {self._lease_id} --amount '-5.00 USD' --reason WHY"
+            )
+        self.warn(text)
         self._cards = cards
         if cards < per_trial:
             self.stop(f"interrupted: a trial needs {per_trial} cards of one machine, and there are none left")
