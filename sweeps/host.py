@@ -248,8 +248,8 @@ class SweepHost:
         text = f"trials can use {cards} cards now, {self._cards} before"
         if cards < self._cards and self._cfg.machine.purchase != "own":
             text += (
-                ". The lease goes on at the price of the whole cluster. Where a node is gone and its provider charges no "
-                f"more for it: python -m cost correct {self._lease_id} --amount '-5.00 USD' --reason WHY"
+                ". The lease goes on at the price of the whole cluster. Where a node is gone and its provider charges "
+                f"no more for it: python -m cost correct {self._lease_id} --amount '-5.00 USD' --reason WHY"
             )
         self.warn(text)
         self._cards = cards
