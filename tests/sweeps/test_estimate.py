@@ -28,7 +28,9 @@ def test_what_was_measured_on_this_machine_is_what_the_plan_says(tmp_path):
     assert sweep_seconds(make_plan(sweep.cfg), sweep.cfg, time) == pytest.approx(took, rel=0.15)
 
 
-@pytest.mark.parametrize("other", ["machine=rtx4090", "model=tiny", "task=products", "rollout.max_completion_tokens=12"])
+@pytest.mark.parametrize(
+    "other", ["machine=rtx4090", "model=tiny", "task=products", "rollout.max_completion_tokens=12"]
+)
 def test_what_another_machine_model_or_length_took_is_not_taken_for_this_one(tmp_path, other: str):
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]").run()
     assert measured([sweep.journal.record], compose(["+stage=smoke", "trainer=simulated", other])) is None
@@ -88,7 +90,7 @@ def test_the_rough_figure_holds_the_evaluations_and_says_what_it_stands_on():
     assert many is not None
     assert many.fixed_seconds > 2 * few.fixed_seconds
     assert few.source == (
-        "rough, from the data sheet of cpu: 135 M parameters, completions of 24 tokens; this stage measures it"
+        "rough, from the data sheet of cpu, for 135 M parameters and 24 tokens; this stage measures it"
     )
 
 
