@@ -125,7 +125,10 @@ def unpack(
     if done.prices is not None and not take_prices:
         names = ", ".join(done.differing_prices)
         typer.echo(f"  its price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
-    typer.echo("Next:  python -m sweeps status  |  python sweep.py +stage=multi dry_run=true")
+    with opened(root, db) as ledger:
+        stage = _stage_above(ledger)
+    plan = f"  |  python sweep.py +stage={stage} dry_run=true" if stage else ""
+    typer.echo(f"Next:  python -m sweeps status{plan}")
 
 
 def merge(
@@ -177,6 +180,17 @@ def _tell(done: Merged, dry: bool, as_json: bool) -> None:
         typer.echo(f"  {done.estimates_dropped} ends that it had to guess are known here, and stay as they are")
     if not dry:
         typer.echo("Next:  python -m cost check  |  python -m sweeps track all")
+
+
+def _stage_above(ledger: Ledger) -> str:
+    """What stands on the newest open gate; empty: none is open, or nothing does."""
+    from sweeps.journal import decisions, replay, sweep_ids
+
+    for sweep_id in reversed(sweep_ids(ledger)):
+        record = replay(sweep_id, decisions(ledger, sweep_id))
+        if record.gate is not None and record.gate["open"]:
+            return record.config["stage"]["next_stage"]
+    return ""
 
 
 def _chosen(ledger: Ledger, sweep: str) -> str:

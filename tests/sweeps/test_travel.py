@@ -76,7 +76,7 @@ def archive(home, tmp_path) -> Path:
 
 def test_the_next_stage_finds_its_open_gate_there_and_comes_home_once(home, archive, tmp_path):
     box = tmp_path / "box"
-    sweeps("unpack", archive, "--root", box)
+    assert "python sweep.py +stage=single dry_run=true" in sweeps("unpack", archive, "--root", box)
     assert states(box / "ledger.db") == {"smoke": ("done", True)}
     assert (box / "cache" / "a-model" / "weights.safetensors").read_bytes() == b"weights"
     assert not (box / "cache" / ".a-model.lock").exists()
