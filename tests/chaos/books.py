@@ -32,6 +32,7 @@ from sweeps.config_types import SweepConfig
 from sweeps.journal import SweepRecord, TrialState, load, sweep_events, sweep_ids
 from sweeps.plan import PlannedTrial, make_plan, trial_spec
 from sweeps.words import Reports, reports, words_in
+from tests.chaos import endings
 from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTUP_S, STEP_S, Plan
 
 SECOND_NS = 10**9
@@ -63,15 +64,23 @@ def problems(plan: Plan, cfg: SweepConfig, lines: Sequence[Mapping[str, Any]]) -
             return [f"one sweep was started and {len(sweeps)} are in the journal"]
         record = load(ledger, sweeps[0])
         return [
-            *_trials(record),
+            *_trials(plan, record),
             *_steps(cfg, plan, record, reports(ledger, record.sweep_id)),
             *_reports(ledger, record),
+            *endings.early(plan, cfg, record, sweep_events(ledger, record.sweep_id)),
             *_runs(record, held(lines)),
             *_lost_work(lines),
             *_billed(ledger, plan, record, held(lines)),
             *_money(ledger, root, record),
             *_left_behind(ledger, root, record),
         ]
+
+
+def ends(root: Path) -> dict[str, tuple[str, int]]:
+    """By trial of the one sweep, its state and its last step."""
+    with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
+        record = load(ledger, sweep_ids(ledger)[0])
+    return {t.trial_id: (str(t.state), t.summary.step) for t in record.trials.values()}
 
 
 def closed(root: Path) -> bool:
@@ -106,15 +115,15 @@ def held(lines: Sequence[Mapping[str, Any]]) -> list[Held]:
     return sorted(found, key=lambda stretch: stretch.from_ns)
 
 
-def _trials(record: SweepRecord) -> Iterator[str]:
+def _trials(plan: Plan, record: SweepRecord) -> Iterator[str]:
     """No trial is lost, none is run twice, and all is over."""
     if record.ended != "done" or record.gate is None:
         yield f"the sweep ended as {record.ended} with gate {record.gate}"
     for trial in record.trials.values():
-        if trial.state is not TrialState.COMPLETED:
+        if trial.state is not (TrialState.PRUNED if trial.pruned else TrialState.COMPLETED):
             yield f"{trial.trial_id} is {trial.state}"
         outcomes = [a.outcome for a in trial.attempts]
-        if "completed" in outcomes[:-1] or None in outcomes:
+        if {"completed", "pruned"} & set(outcomes[:-1]) or None in outcomes:
             yield f"{trial.trial_id} has attempts that ended as {outcomes}"
         if [a.attempt for a in trial.attempts] != list(range(1, len(outcomes) + 1)):
             yield f"{trial.trial_id} has attempts {[a.attempt for a in trial.attempts]}"
@@ -127,13 +136,13 @@ def _steps(cfg: SweepConfig, plan: Plan, record: SweepRecord, found: Mapping[str
         yield f"the plan has {whole.size} trials, and the journal {len(record.trials)}"
     for trial in record.trials.values():
         planned = trial.planned
-        if trial.state is not TrialState.COMPLETED:
-            continue
-        said = found.get(trial.trial_id, Reports())
-        if sorted(said.steps) != list(range(1, plan.steps + 1)):
+        said, last = found.get(trial.trial_id, Reports()), plan.steps
+        if trial.state is TrialState.PRUNED:
+            last = trial.summary.accuracies[-1].step
+        if sorted(said.steps) != list(range(1, last + 1)):
             yield f"{trial.trial_id} has steps {sorted(said.steps)}"
             continue
-        if sorted(said.evaluations) != [0, plan.steps]:
+        if sorted(said.evaluations) != [step for step in plan.evaluations if step <= last]:
             yield f"{trial.trial_id} was evaluated at {sorted(said.evaluations)}"
         if planned.adaptive_lr:
             continue  # what it was told, and when, depends on what was known
@@ -238,19 +247,21 @@ def _billed(ledger: Ledger, plan: Plan, record: SweepRecord, stretches: Sequence
 
 
 def _durations(ledger: Ledger, plan: Plan, record: SweepRecord) -> Iterator[str]:
-    """An attempt that reached the end was billed what its parts add up to."""
+    """An attempt that reached the end, or was ended early, was billed what its parts add up to."""
     usages = {(u.key.trial_id, u.key.attempt): u for u in ledger.usages(sweep_id=record.sweep_id)}
     for trial in record.trials.values():
         last = trial.attempts[-1]
-        if last.outcome != "completed":
-            continue
         usage = usages[trial.trial_id, last.attempt]
-        if usage.outcome != "COMPLETED":
-            yield f"{trial.trial_id}/{last.attempt} was completed, and its usage ended as {usage.outcome}"
+        early = last.outcome == "pruned"
+        if usage.end_estimated:  # its driver was killed when it had ended, or was told to
+            continue
+        if usage.outcome != ("PRUNED" if early else "COMPLETED"):
+            yield f"{trial.trial_id}/{last.attempt} was {last.outcome}, and its usage ended as {usage.outcome}"
         step_s = Fraction(STEP_S) + Fraction(COMPLETION_S) * trial.planned.prompts_per_step * 2
-        to_do = range(last.from_step + 1, plan.steps + 1)
-        checkpoints = sum(1 for n in to_do if n % plan.checkpoint_every == 0 or n == plan.steps)
-        evaluations = 1 + (last.from_step == 0)
+        end = trial.summary.accuracies[-1].step if early else plan.steps
+        to_do = range(last.from_step + 1, end + 1)
+        checkpoints = sum(1 for n in to_do if n % plan.checkpoint_every == 0 or n == plan.steps) + early
+        evaluations = sum(1 for n in plan.evaluations if last.from_step <= n <= end)
         due_s = STARTUP_S + step_s * len(to_do) + CHECKPOINT_S * checkpoints + EVALUATION_S * evaluations
         due_s /= plan.times_faster
         billed_s = Fraction((usage.to_ns or 0) - usage.from_ns, SECOND_NS)

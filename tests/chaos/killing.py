@@ -25,6 +25,8 @@ from tests.chaos.points import Points, Witness, install
 STARTUP_S, STEP_S, COMPLETION_S, EVALUATION_S, CHECKPOINT_S = 23, 4, 0.25, 11, 3
 """How long the simulated trainer's work takes, in seconds: without noise, so that anyone can add it up."""
 
+EARLY = ("search.pruning_min_trials=2", "search.pruning_factor=2", "trainer.simulated.steps_to_half=4")
+EARLY = (*EARLY, "task.eval_questions=32")
 LR = "search.space.algorithm.lr={low:1e-6,high:1e-3,log:true}"
 
 STUCK_S = 120
@@ -39,6 +41,9 @@ class Plan:
     overrides: tuple[str, ...]
     steps: int = 6
     checkpoint_every: int = 2
+    evaluate_every: int = 0
+    in_order: bool = False
+    """Its trials run one after the other: whoever interrupts it changes nothing of what becomes of each."""
     times_faster: int = 1
     """Words come so much faster than the constants above say: many to a second, so that they are written together."""
 
@@ -56,8 +61,15 @@ class Plan:
             *(f"stage.steps={self.steps}", f"trainer.checkpoint_every_steps={self.checkpoint_every}"),
             *("search.lr_scaling=[hold]", "search.group_size=[2]"),
             *(f"trainer.simulated.{key}={value / self.times_faster}" for key, value in times.items()),
+            f"evaluation.every_steps={self.evaluate_every}",
             *self.overrides,
         ]
+
+    @property
+    def evaluations(self) -> tuple[int, ...]:
+        """Steps after which a trial that goes to its end is evaluated."""
+        on_the_way = range(self.evaluate_every, self.steps, self.evaluate_every) if self.evaluate_every else ()
+        return (0, *on_the_way, self.steps)
 
 
 KILLED_ANYWHERE = (
@@ -76,6 +88,27 @@ KILLED_ANYWHERE = (
     Plan("hung", ("search.prompts_per_step=[2,4]", "trainer.simulated.hang_at_step=5")),
     Plan(
         "proposed", ("search=optuna", "search.trials=4", "search.startup_trials=2", "search.prompts_per_step=[2]", LR)
+    ),
+    Plan(
+        "ended early",
+        ("search=random", "search.trials=5", "search.prompts_per_step=[2]", "search.pruning=asha", *EARLY, LR),
+        *(8, 4, 2, True),
+    ),
+    Plan(
+        "ended early side by side",
+        (
+            *("machine=h100x8", "search.max_concurrent=3", "search=random", "search.trials=8", "search.seeds=[0,1]"),
+            *("search.prompts_per_step=[2,4]", "search.pruning=median", *EARLY, LR),
+        ),
+        *(8, 3, 2),
+    ),
+    Plan(
+        "proposed and ended early",
+        (
+            *("search=optuna", "search.trials=6", "search.startup_trials=3", "search.prompts_per_step=[2]"),
+            *("search.sampler_seed=1", "search.pruning=asha", *EARLY, LR),
+        ),
+        *(8, 4, 2, True),
     ),
     Plan("learning rate moved", ("search.prompts_per_step=[2]", "search.lr_scaling=[clip_frac]"), 13, 5),
 )
@@ -127,10 +160,11 @@ def kill_and_resume(case: Case, folder: Path) -> Outcome:
     root = folder / "runs"
     cfg = configuration(case.plan, root)
     log = folder / "witness.jsonl"
-    whole = points_of(case.plan)
+    whole = uninterrupted(case.plan)
     for run in range(case.kills + 1):
         # Half of them early: a driver that goes on with a sweep has fewer points before it.
-        kill_at = 0 if run == case.kills else rng.randint(1, whole if rng.random() < 0.5 else whole // 4)
+        most = whole.points if rng.random() < 0.5 else whole.points // 4
+        kill_at = 0 if run == case.kills else rng.randint(1, most)
         status = in_a_process(lambda n=run, at=kill_at: drive(cfg, log, n, at, case.mlflow), folder / f"run-{run}.txt")
         if status == -signal.SIGKILL:
             end = witnessed(log)[-1]
@@ -143,6 +177,8 @@ def kill_and_resume(case: Case, folder: Path) -> Outcome:
             outcome.wrong.append(f"driver {run} ended with {status}")
         break
     outcome.wrong += books.problems(PLANS[case.plan], cfg, witnessed(log))
+    if PLANS[case.plan].in_order and books.ends(root) != whole.ends:
+        outcome.wrong.append(f"without interruption its trials end as {whole.ends}, and now as {books.ends(root)}")
     if case.mlflow:
         outcome.wrong += books.mlflow_problems(cfg)
     return outcome
@@ -233,16 +269,27 @@ def configuration(plan: str, root: Path, resume: str = "auto") -> SweepConfig:
     return dataclasses.replace(cfg, paths=paths, resume=resume)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A sweep of a plan that nobody kills."""
+
+    points: int
+    """How many its driver passes."""
+    ends: Mapping[str, tuple[str, int]]
+    """By trial, its state and its last step."""
+
+
 @cache
-def points_of(plan: str) -> int:
-    """How many points a driver of this plan passes when nobody kills it."""
+def uninterrupted(plan: str) -> Whole:
     import tempfile
+
+    from tests.chaos import books
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "witness.jsonl"
         cfg = configuration(plan, Path(folder) / "runs")
         in_a_process(lambda: drive(cfg, log, 0, 0, mlflow=False), Path(folder) / "output.txt")
-        return witnessed(log)[-1]["points"]
+        return Whole(witnessed(log)[-1]["points"], books.ends(Path(folder) / "runs"))
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
