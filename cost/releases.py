@@ -7,6 +7,7 @@ requests are a journal; that a release is confirmed is the end of the lease itse
 from __future__ import annotations
 
 from cost.ledger import Ledger
+from cost.records import StoredEvent
 
 STREAM = "releases"
 UNCONFIRMED = "RELEASE_UNCONFIRMED"
@@ -47,7 +48,7 @@ def gone(ledger: Ledger) -> set[str]:
 def unconfirmed(ledger: Ledger) -> dict[str, str]:
     """What is known of each open lease whose machine was to go, by lease."""
     known: dict[str, str] = {}
-    for event in ledger.events(STREAM):
+    for event in _by_time(ledger):
         known[event.body["lease_id"]] = event.body["text"]
     known = {lease_id: text for lease_id, text in known.items() if text}
     still_open = {state.lease.lease_id for state in ledger.leases(only_open=True)} if known else set()
@@ -56,13 +57,18 @@ def unconfirmed(ledger: Ledger) -> dict[str, str]:
 
 def under_way(ledger: Ledger, lease_id: str) -> bool:
     """Whether the machine was told to go, and what came of it was not said yet."""
-    kinds = [e.kind for e in ledger.events(STREAM) if e.body["lease_id"] == lease_id]
+    kinds = [e.kind for e in _by_time(ledger) if e.body["lease_id"] == lease_id]
     return kinds[-1:] == ["requested"]
 
 
 def noted_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:
     """Whether anything was said of this machine's release at `at_ns` or after."""
     return any(e.at_ns >= at_ns and e.body["lease_id"] == lease_id for e in ledger.events(STREAM))
+
+
+def _by_time(ledger: Ledger) -> list[StoredEvent]:
+    """Books that were merged have them in another order than they happened."""
+    return sorted(ledger.events(STREAM), key=lambda event: event.at_ns)
 
 
 def _note(ledger: Ledger, kind: str, lease_id: str, text: str) -> None:
