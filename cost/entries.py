@@ -22,6 +22,11 @@ from cost.records import FORECASTS, Correction, IntegrityError, LeaseState, Ledg
 class Entries(Journal):
     """A journal with these entries. Each is written once and never changed."""
 
+    def lease_state(self, lease_id: str) -> LeaseState:
+        """What is known of a lease. Raises LedgerError where there is none of this id."""
+        with self._store.read() as connection:
+            return self._lease(connection, lease_id)
+
     def add_correction(self, correction: Correction) -> bool:
         """An entry that changes what a lease cost, up or down. Returns False where it was there already.
 

@@ -11,6 +11,12 @@ from sqlalchemy import Connection, func, select
 from cost import schema
 from cost.clock import FAKE_BOOT, NS_PER_SECOND, Anchor, real_boot_id
 
+HEARTBEAT_NS = 10 * NS_PER_SECOND
+"""How often a driver says that what it holds is still held."""
+
+SILENT_NS = 6 * HEARTBEAT_NS
+"""A driver on another host that has said nothing for so long is taken for dead."""
+
 DAY_NS = 24 * 3600 * NS_PER_SECOND
 
 

@@ -11,17 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from cost import facts
 from cost.billing import BillingRule
+from cost.entries import Entries
 from cost.journal import Journal
 from cost.periods import period_name
 from cost.prices import instant_text
 from cost.records import IntegrityError, LedgerError
-
-if TYPE_CHECKING:
-    from cost.ledger import Ledger
 
 STREAM = "machine_states"
 RUNNING, STOPPED = "running", "stopped"
@@ -50,7 +47,7 @@ def known_states(rules: Iterable[BillingRule]) -> list[str]:
     return sorted({STOPPED, RUNNING, *(state for rule in rules for state in rule.billed_states)})
 
 
-def set_state(ledger: Ledger, change: Change, rules: Iterable[BillingRule]) -> bool:
+def set_state(ledger: Entries, change: Change, rules: Iterable[BillingRule]) -> bool:
     """Enter what a machine does from a moment on. Returns False where it did so already.
 
     Raises:
@@ -84,7 +81,7 @@ def set_state(ledger: Ledger, change: Change, rules: Iterable[BillingRule]) -> b
         return ledger.append_event(STREAM, "changed", body, f"{change.lease_id}:{change.at_ns}")
 
 
-def _refuse_busy(ledger: Ledger, change: Change) -> None:
+def _refuse_busy(ledger: Entries, change: Change) -> None:
     with ledger.read() as connection:
         usages = facts.usages(connection, lease_ids=[change.lease_id]).values()
     for usage in usages:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 
 import pytest
+from sqlalchemy import func, select
 
+from cost import schema
 from cost.clock import FakeClock
 from cost.ledger import Ledger
 from cost.records import Lease
@@ -45,3 +47,18 @@ def make_lease() -> Callable[..., Lease]:
         return Lease(**{**fields, **changes})
 
     return make
+
+
+@pytest.fixture
+def leased(ledger, make_lease):
+    ledger.open_lease(make_lease())
+    ledger.attach("L1", "s1")
+    return ledger
+
+
+def rows_in(ledger: Ledger) -> dict[str, int]:
+    with ledger.read() as connection:
+        return {
+            t.name: connection.execute(select(func.count()).select_from(t)).scalar_one()
+            for t in schema.metadata.sorted_tables
+        }
