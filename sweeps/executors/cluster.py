@@ -6,6 +6,7 @@ and never appear in a message.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -18,6 +19,9 @@ from sweeps.config_types import ConfigError
 
 CARD = "card"
 """The custom Ray resource that stands for a card where there are no GPUs."""
+
+START_TRIES = 3
+"""How often a Ray of our own is started before its failure is one."""
 
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -46,14 +50,26 @@ def resource_of(device: str) -> str:
 
 
 def start_local(cards: Sequence[int], device: str) -> None:
-    """A Ray of our own on this host, with these cards."""
+    """A Ray of our own on this host, with these cards. One that does not come up is ended, and started anew."""
     local: dict[str, Any] = {"include_dashboard": False}
     if device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, cards))
         local["num_gpus"] = len(cards)
     else:
         local["resources"] = {CARD: len(cards)}
-    _init("local", **local)
+    import psutil
+
+    before = set(psutil.Process().children(recursive=True))
+    for left in reversed(range(START_TRIES)):
+        try:
+            _init("local", **local)
+            return
+        except Exception:  # Ray gives its parts 30 s to start, which on a crowded machine is not always enough
+            for process in set(psutil.Process().children(recursive=True)) - before:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            if not left:
+                raise
 
 
 @contextmanager

@@ -11,9 +11,11 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -44,6 +46,17 @@ def own_family(mark: str, node: str, cards: Sequence[str], before: Family | None
     children = {str(p.pid): start for p in me.children(recursive=True) if (start := _start(p)) is not None}
     memory = before.memory_mib if before else used_memory_mib(cards)
     return Family(me.pid, mark, node, children, memory)
+
+
+def write_output_to(file: Path) -> None:
+    """From now on, whatever this process and its children print is added to `file`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 def end_family(family: Family, patience_seconds: float, kill_seconds: float) -> list[str]:

@@ -26,7 +26,7 @@ from rl.codec import from_json, message_from_json, to_json
 from rl.spec import Continue, Finished, TrialSpec
 from sweeps.executors import Attempt, Host, outcome_of
 from sweeps.executors.cluster import alive_nodes, on_node, resource_of, start_local, usable_cards
-from sweeps.executors.processes import MARK, Family, end_family, end_marked, own_family
+from sweeps.executors.processes import MARK, Family, end_family, end_marked, own_family, write_output_to
 
 RELEASE_DEADLINE_SECONDS = 60.0
 """After an attempt's end: what is still there then is told as held."""
@@ -49,6 +49,7 @@ class AttemptActor(tune.Trainable):
         self._words = None
         self._mark = os.environ[MARK] = config["mark"]
         self._family: Family | None = None
+        write_output_to(Path(config["log"]))
         group = ray.util.get_current_placement_group()
         self._group = group.id.hex() if group else ""
 
@@ -147,7 +148,6 @@ class RayTuneExecutor:
             stop=_WhenNothingCanStart(self),
             failure_config=tune.FailureConfig(max_failures=0),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
-            log_to_file=True,
             verbose=0,
         )
         actor = tune.with_resources(self.actor, functools.partial(_bundles, self._resource))
@@ -187,7 +187,7 @@ class RayTuneExecutor:
         mark = f"{self._mark_prefix}{attempt}:{uuid.uuid4().hex}"
         self._running[tune_id] = _Running(attempt, mark)
         checkpoint = str(attempt.checkpoint) if attempt.checkpoint else None
-        return {"spec": to_json(attempt.spec), "checkpoint": checkpoint, "mark": mark}
+        return {"spec": to_json(attempt.spec), "checkpoint": checkpoint, "mark": mark, "log": self._output_of(attempt)}
 
     def result(self, trial: Any, result: dict[str, Any]) -> None:
         running = self._running[trial.trial_id]
@@ -223,7 +223,7 @@ class RayTuneExecutor:
             self._grant(running, "", "")
         if died and running.outcome is None:
             reason = _why_it_died(trial)
-            running.outcome = ("crashed", f"its process died: {reason}; its output is under {self._logs}")
+            running.outcome = ("crashed", f"its process died: {reason}; see {self._output_of(running.attempt)}")
             if "its node has died" in reason:
                 running.outcome = ("preempted", f"its node was lost: {running.node or 'before it began'}")
             elif "unavailable" in reason:
@@ -262,6 +262,9 @@ class RayTuneExecutor:
         return self._host.stopping() and all(r.group is None or r.ended_at is not None for r in self._running.values())
 
     # Inside
+
+    def _output_of(self, attempt: Attempt) -> str:
+        return str(self._logs.absolute() / f"{attempt.trial_id}-{attempt.number}.log")
 
     def _grant(self, running: _Running, group: str, node: str) -> None:
         """It holds `group`. Groups are alike, so which attempt got which is a guess until its process says so."""
@@ -391,6 +394,9 @@ def _bundles(resource: str, config: dict[str, Any]) -> tune.PlacementGroupFactor
 class _NotSaved:
     """Tune pickles what it was given into a state that nobody reads: books stay out of it."""
 
+    def __init__(self, executor: RayTuneExecutor) -> None:
+        self._executor = executor
+
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
@@ -399,8 +405,8 @@ class _FromHost(_NotSaved, Searcher):
     """Tune asks here for the next attempt."""
 
     def __init__(self, executor: RayTuneExecutor) -> None:
-        super().__init__(metric=None, mode=None)
-        self._executor = executor
+        Searcher.__init__(self, metric=None, mode=None)
+        super().__init__(executor)
 
     def suggest(self, trial_id: str) -> Any:
         return self._executor.suggest(trial_id)
@@ -417,9 +423,6 @@ class _FromHost(_NotSaved, Searcher):
 
 class _ToHost(_NotSaved, tune.Callback):
     """Tune tells here what happened."""
-
-    def __init__(self, executor: RayTuneExecutor) -> None:
-        self._executor = executor
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         self._executor.tick(trials)
@@ -438,9 +441,6 @@ class _ToHost(_NotSaved, tune.Callback):
 
 class _WhenNothingCanStart(_NotSaved, tune.Stopper):
     """Tune asks here whether to end with trials still waiting for their cards."""
-
-    def __init__(self, executor: RayTuneExecutor) -> None:
-        self._executor = executor
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False

@@ -125,6 +125,7 @@ def test_a_crash_and_a_preemption_are_told_apart(ray_of_one_card, tmp_path):
     ray_of_one_card.run(host)
     assert host.ended[str(crash[0])][0] == "crashed"
     assert host.ended[str(preempt[0])][0] == "preempted"
+    assert "Traceback" in (ray_of_one_card._logs / f"{crash[0].trial_id}-1.log").read_text()
     assert all(host.released.values())
 
 
@@ -142,6 +143,7 @@ def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_c
     outcome, message = host.ended[str(victim)]
     assert outcome == "crashed"
     assert "died" in message
+    assert Path(message.split("; see ")[1]).is_file()
     assert host.ended[str(other)][0] == "completed"
     assert all(host.released.values())
 
