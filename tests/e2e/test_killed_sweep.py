@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.e2e.test_sweep_command import ROOT, environment, module, sweep
 
-COMMAND = ("+stage=smoke", "trainer=simulated", "search.trials=12", "stage.steps=10")
-BEFORE_THE_KILL = 4
+COMMAND = ("+stage=smoke", "trainer=simulated", "search.trials=6", "stage.steps=10")
+BEFORE_THE_KILL = 2
 
 
 def kill_after(folder: Path, completed: int) -> None:
@@ -44,18 +44,18 @@ def test_after_a_kill_the_same_command_runs_what_is_left_and_nothing_twice(tmp_p
     kill_after(tmp_path, BEFORE_THE_KILL)
     before = details(tmp_path)
     done = {trial for trial, d in before.items() if d["state"] == "COMPLETED"}
-    assert len(before) == 12
-    assert BEFORE_THE_KILL <= len(done) < 12
+    assert len(before) == 6
+    assert BEFORE_THE_KILL <= len(done) < 6
     result = sweep(tmp_path, *COMMAND)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"going on, {12 - len(done)} of 12 trials left" in " ".join(result.stdout.split())
+    assert f"going on, {6 - len(done)} of 6 trials left" in " ".join(result.stdout.split())
     after = details(tmp_path)
     assert {d["state"] for d in after.values()} == {"COMPLETED"}
     assert all(after[trial]["attempts"] == 1 for trial in done)
     story = json.loads(module(tmp_path, "sweeps", "show", "last", "--json").stdout)["events"]
     ended = [row["text"].split()[1].rstrip(",:") for row in story if row["kind"] == "attempt_ended"]
-    assert ended.count("completed") == 12
-    assert len(ended) - 12 == ended.count("lost") <= 1
+    assert ended.count("completed") == 6
+    assert len(ended) - 6 == ended.count("lost") <= 1
     assert all("cost" in row for row in story if row["kind"] == "attempt_ended")
     checked = module(tmp_path, "cost", "check")
     assert checked.returncode == 0, checked.stdout + checked.stderr
