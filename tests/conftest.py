@@ -1,4 +1,8 @@
-"""Real servers for the tests, each started once and listening on this host only: PostgreSQL and an S3 server."""
+"""Real servers for the tests, each started once and listening on this host only: PostgreSQL and an S3 server.
+
+And how tests are shared out to several workers (`pytest -n 2`): by file, so that what a file makes is made once; a real
+Ray, which wants all cores, runs beside no other one. Each worker has servers of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,3 +177,23 @@ def faulty(s3) -> Iterator[FaultyS3]:
     proxy = FaultyS3(s3)
     yield proxy
     proxy.close()
+
+
+REAL_RAY = ("tests/e2e/test_real_sweep.py", "tests/e2e/test_cluster.py", "tests/sweeps/test_ray_tune.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that the workers end together."""
+    items.sort(key=lambda item: not item.nodeid.startswith(REAL_RAY))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "real Ray" if nodeid.startswith(REAL_RAY) else nodeid.split("::")[0]
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import random
 import socket
 import threading
@@ -23,10 +24,12 @@ Fault = Literal["503", "truncated", "dropped"]
 def free_port() -> int:
     """A port that is free, and so is its neighbour 10,000 above, which SeaweedFS uses too.
 
-    Below those that the system hands out by itself: such a one may be somebody's between the look and the use.
+    Below those that the system hands out by itself: such a one may be somebody's between the look and the use. Each of
+    several workers of pytest looks in a range of its own.
     """
+    first = 11_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 10)
     while True:
-        port = random.SystemRandom().randrange(11_000, 22_000)
+        port = random.SystemRandom().randrange(first, first + 1_000)
         with closing(socket.socket()) as one, closing(socket.socket()) as other:
             try:
                 one.bind(("127.0.0.1", port))
