@@ -16,6 +16,7 @@ from time import sleep
 
 from rich.text import Text
 
+from cost.charging import TAKEN_BACK
 from cost.clock import FakeClock, SystemClock
 from cost.driving import DrivenElsewhereError
 from cost.ledger import Ledger
@@ -206,7 +207,7 @@ def _end(
     verdict = judge(session) if how == "done" else None
     going = leaving.goes(cfg, how, why)
     if not going:
-        ledger.detach(lease_id, record.sweep_id, how)
+        ledger.detach(lease_id, record.sweep_id, TAKEN_BACK if leaving.is_taken(why) else how)
     report = session.report()
     write_costs(session.console, report, session.sweep_dir)
     # Last: a driver that is killed before it is followed by one that closes the books.

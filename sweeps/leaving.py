@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cost import releases
+from cost.charging import TAKEN_BACK
 from cost.gaps import LEFT
 from cost.ledger import Ledger
 from cost.records import IntegrityError, LeaseState
@@ -88,8 +89,13 @@ def goes(cfg: SweepConfig, how: str, why: str) -> bool:
 
     Not where a person broke it off, who may want to look, nor where its provider takes it away itself.
     """
-    stays = how == "interrupted" and (why == "interrupted" or why.startswith("preempted"))
+    stays = how == "interrupted" and (why == "interrupted" or is_taken(why))
     return bool(cfg.machine.down) and is_real(cfg) and not stays
+
+
+def is_taken(why: str) -> bool:
+    """Whether a sweep ended because the machine's provider takes it away."""
+    return why.startswith("preempted: notice")
 
 
 def undo_up(machine: MachineConfig, per_hour: str) -> str:
@@ -162,6 +168,11 @@ def still_held(cfg: SweepConfig, state: LeaseState | None, per_hour: str) -> str
     machine = cfg.machine
     if not is_real(cfg) or machine.purchase == "own" or (state and state.lease.purchase == "own"):
         return ""
+    if state and state.how == TAKEN_BACK:
+        return (
+            f"{machine.name} is taken back by {machine.provider}, and its lease ends here. Should it stay after all, "
+            f"it costs {per_hour} an hour: enter it with python -m cost leases open"
+        )
     hint = "" if machine.down else ", or let machine.down do it next time"
     unknown = ""
     if state and state.how in LEFT:

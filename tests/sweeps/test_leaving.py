@@ -187,6 +187,8 @@ def test_without_down_a_rented_machine_is_told_with_its_price_and_own_hardware_i
     ledger.detach(lease_id, "s1", "done")
     left = dataclasses.replace(ledger.lease_state(lease_id), lease=lease)
     assert f"python -m cost leases extend {lease_id}" in leaving.still_held(rented, left, "2.69 USD")
+    taken = dataclasses.replace(left, how="taken_back")
+    assert "taken back by runpod" in leaving.still_held(rented, taken, "2.69 USD")
     assert leaving.still_held(compose(["+stage=smoke"]), state, "0.01 USD") == ""
     assert leaving.still_held(compose([*RENTED, "trainer=simulated"]), state, "2.69 USD") == ""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cost.ledger import Ledger
 from sweeps.journal import TrialState
 from sweeps.preemption import CommandProbe, Ec2Probe, FileProbe, GcpProbe, Probe, Watch, probe_of
 from tests.e2e.test_sweep_command import module, sweep
@@ -122,6 +123,8 @@ def test_a_sweep_that_gets_notice_exits_130_says_why_and_can_be_resumed(tmp_path
     status = json.loads(module(tmp_path, "sweeps", "status", "--json").stdout)
     assert [(s["state"], sum(s["trials"].values())) for s in status["sweeps"]] == [("interrupted", 3)]
     assert not {"FAILED", "COMPLETED"} & set(status["sweeps"][0]["trials"])
+    with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+        assert [state.how for state in ledger.leases()] == ["taken_back"], "some providers then bill less"
 
 
 def test_a_machine_with_nothing_to_do_for_max_idle_stops_the_sweep(tmp_path):
