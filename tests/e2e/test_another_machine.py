@@ -12,7 +12,7 @@ from cost.ledger import Ledger
 from sweeps.checkpoints import Place, stored
 from sweeps.journal import load, sweep_ids
 from sweeps.words import steps_of
-from tests.e2e.test_real_sweep import family, start
+from tests.e2e.test_real_sweep import ONE, hold, start, writers
 
 STEPS = 30
 
@@ -20,7 +20,7 @@ STEPS = 30
 @pytest.mark.slow  # two starts of Ray and of torch: a minute and a half; simulated trials prove the same in seconds
 def test_a_real_trial_goes_on_elsewhere_after_its_machine_is_lost(tmp_path, tmp_path_factory, bucket, postgres, keys):
     cache = tmp_path_factory.mktemp("cache")
-    more = [f"stage.steps={STEPS}", "search.prompts_per_step=[2]", "search.lr_scaling=[hold]", "storage=s3"]
+    more = [*ONE, f"stage.steps={STEPS}", "storage=s3"]
     more += [f"storage.bucket={bucket.name}", f"storage.prefix={bucket.prefix}", f"storage.database_url='{postgres}'"]
     more += [f"storage.endpoint_url={bucket.endpoint_url}"]
     (tmp_path / "a").mkdir()
@@ -30,13 +30,16 @@ def test_a_real_trial_goes_on_elsewhere_after_its_machine_is_lost(tmp_path, tmp_
     for line in lost.stdout:
         if f"/{STEPS} " in line and in_bucket(bucket, postgres):
             break
-    processes = family(lost)
+    hold(lost, "a checkpoint is in the bucket")
+    processes = writers(lost, tmp_path / "a")
     lost.kill()
     lost.wait(timeout=30)
     psutil.wait_procs(processes, timeout=60)
     shutil.rmtree(tmp_path / "a")
 
-    told, _ = start(tmp_path / "b", cache, *more).communicate(timeout=300)
+    found = start(tmp_path / "b", cache, *more)
+    told, _ = found.communicate(timeout=300)
+    assert found.returncode == 0, told
     assert "fetched from s3://" in told, told
     assert "starts afresh" not in told
     with Ledger.open(postgres, create=False, read_only=True) as ledger:
