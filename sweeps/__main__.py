@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sweeps.cli_common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, opened
 from sweeps.travel_cli import add_to
 
 if TYPE_CHECKING:
@@ -25,25 +26,22 @@ app = typer.Typer(
     epilog="Examples:  python -m sweeps status  |  python -m sweeps show last  |  python -m sweeps status --json",
 )
 
-Root = Annotated[Path, typer.Option("--root", help="The folder that sweeps write to (paths.root).")]
-Db = Annotated[str | None, typer.Option("--db", help="The ledger's database, where it is not ROOT/ledger.db.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
-
 
 @app.command()
-def status(root: Root = Path("runs"), db: Db = None, as_json: Json = False) -> None:
+def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> None:
     """Every sweep, newest last: its trials by state, and its gate."""
     from cost.releases import UNCONFIRMED, unconfirmed
     from sweeps.journal import decisions, load, replay, sweep_ids
 
-    with _open(root, db) as ledger:
+    place = db or root / "ledger.db"
+    with opened(root, db) as ledger:
         going, unknown = unconfirmed(ledger), _unknown(ledger)
         if as_json:
-            found = [_status_row(load(ledger, i), details=True) for i in sweep_ids(ledger)]
+            found = [_status_row(place, load(ledger, i), details=True) for i in sweep_ids(ledger)]
             print(json.dumps({"sweeps": found, UNCONFIRMED: going, "not_in_these_books": unknown}, indent=2))
             return
         # The table tells of decisions only: what trainers said need not be read.
-        rows = [_status_row(replay(i, decisions(ledger, i))) for i in sweep_ids(ledger)]
+        rows = [_status_row(place, replay(i, decisions(ledger, i))) for i in sweep_ids(ledger)]
     from rich.table import Table
 
     from sweeps.report.terminal import make_console
@@ -76,8 +74,8 @@ def _unknown(ledger: Ledger) -> dict[str, str]:
 
 @app.command()
 def show(
-    sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
-    root: Root = Path("runs"),
+    sweep: Sweep = "last",
+    root: Root = DEFAULT_ROOT,
     db: Db = None,
     words: Annotated[bool, typer.Option("--words", help="With every word of every trainer, step by step.")] = False,
     as_json: Json = False,
@@ -88,8 +86,8 @@ def show(
     from sweeps.machine import money_text
     from sweeps.story import read_costs, still_running, story
 
-    with _open(root, db) as ledger:
-        sweep_id = _chosen(ledger, sweep)
+    with opened(root, db) as ledger:
+        sweep_id = chosen(ledger, sweep)
         decided = list(decisions(ledger, sweep_id))
         record = replay(sweep_id, decided)
         now_ns = record.last_ns if record.simulated else max(record.last_ns, ledger.now_ns())
@@ -108,7 +106,7 @@ def show(
 @app.command()
 def track(
     sweep: Annotated[str, typer.Argument(help="A sweep's name, `last`, or `all`.")] = "all",
-    root: Root = Path("runs"),
+    root: Root = DEFAULT_ROOT,
     db: Db = None,
     uri: Annotated[str | None, typer.Option("--uri", help="MLflow's tracking URI; default: that of the sweep.")] = None,
 ) -> None:
@@ -116,8 +114,8 @@ def track(
     from sweeps.journal import load, sweep_ids
     from sweeps.tracking import Delivery, default_uri
 
-    with _open(root, db) as ledger:
-        for sweep_id in sweep_ids(ledger) if sweep == "all" else [_chosen(ledger, sweep)]:
+    with opened(root, db) as ledger:
+        for sweep_id in sweep_ids(ledger) if sweep == "all" else [chosen(ledger, sweep)]:
             tracking = load(ledger, sweep_id).config["tracking"]
             where = uri or tracking["uri"] or default_uri(root)
             try:
@@ -131,36 +129,39 @@ def track(
 
 @app.command()
 def stop(
-    sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept in the journal.")] = "asked for",
-    root: Root = Path("runs"),
+    sweep: Sweep = "last",
+    reason: Reason = "asked for",
+    root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
     """Stop the driver of a sweep as Ctrl-C would: checkpoints are written, and the sweep can be resumed."""
+    from cost.driving import driver_of
     from cost.ledger import HEARTBEAT_NS
+    from cost.records import LedgerError
 
-    with _open(root, db, read_only=False) as ledger:
+    with opened(root, db, write=True) as ledger:
         journal = _journal(ledger, sweep)
         record = journal.record
-        if record.ended is not None:
-            typer.echo(f"{record.sweep_id} has no driver at work: it ended ({record.ended})", err=True)
-            raise typer.Exit(2)
+        if driver_of(db or root / "ledger.db", record.sweep_id) is None:
+            how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command goes on with it"
+            raise LedgerError(f"{record.sweep_id} has no driver at work: {how}")
         journal.operator("stop", reason, [], str(ledger.now_ns()))
     typer.echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_NS // 10**9} s")
 
 
 @app.command()
 def cancel(
-    sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
+    sweep: Sweep = "last",
     trial: Annotated[list[str] | None, typer.Option("--trial", help="A trial; default: all that are left.")] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept in the journal.")] = "asked for",
-    root: Root = Path("runs"),
+    reason: Reason = "asked for",
+    root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
     """Give up trials: what runs is stopped, what waits is never started, and no resume goes on with them."""
+    from cost.records import LedgerError
     from sweeps.journal import TrialState
 
-    with _open(root, db, read_only=False) as ledger:
+    with opened(root, db, write=True) as ledger:
         journal = _journal(ledger, sweep)
         record = journal.record
         left = {t.trial_id for t in record.unfinished}
@@ -168,17 +169,14 @@ def cancel(
         for trial_id in given_up:
             if trial_id not in record.trials:
                 known = ", ".join(record.trials)
-                typer.echo(f"{record.sweep_id} has no trial {trial_id!r}; it has: {known}", err=True)
-                raise typer.Exit(2)
+                raise LedgerError(f"{record.sweep_id} has no trial {trial_id!r}; it has: {known}")
             if trial_id not in left:
-                typer.echo(f"{trial_id} is over already: {record.trials[trial_id].state}", err=True)
-                raise typer.Exit(2)
+                raise LedgerError(f"{trial_id} is over already: {record.trials[trial_id].state}")
         to_come = record.to_propose if trial is None else 0
         if to_come:
             journal.append("search_ended", {"trials": len(record.trials)}, f"search_ended:{len(record.trials)}")
         elif not given_up:
-            typer.echo(f"{record.sweep_id} has no trial left to give up", err=True)
-            raise typer.Exit(2)
+            raise LedgerError(f"{record.sweep_id} has no trial left to give up")
         journal.operator("cancel", reason, given_up, str(ledger.now_ns()))
         journal.catch_up()
         running = [t for t in given_up if record.trials[t].state is TrialState.RUNNING]
@@ -189,36 +187,15 @@ def cancel(
 def _journal(ledger: Ledger, sweep: str) -> Journal:
     from sweeps.journal import Journal
 
-    return Journal(ledger, _chosen(ledger, sweep))
+    return Journal(ledger, chosen(ledger, sweep))
 
 
-def _open(root: Path, db: str | None, *, read_only: bool = True) -> Ledger:
-    from cost.ledger import Ledger
-    from cost.records import StoreError
-
-    try:
-        return Ledger.open(db or root / "ledger.db", create=False, read_only=read_only)
-    except StoreError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
-
-
-def _chosen(ledger: Ledger, sweep: str) -> str:
-    from sweeps.journal import sweep_ids
-
-    known = sweep_ids(ledger)
-    if sweep == "last" and known:
-        return known[-1]
-    if sweep not in known:
-        typer.echo(f"There is no sweep {sweep!r}; there are: {', '.join(known) or 'none'}", err=True)
-        raise typer.Exit(2)
-    return sweep
-
-
-def _status_row(record: SweepRecord, *, details: bool = False) -> dict[str, Any]:
+def _status_row(place: str | Path, record: SweepRecord, *, details: bool = False) -> dict[str, Any]:
+    from cost.driving import driver_of
     from sweeps.journal import TrialState
     from sweeps.story import gate_word, utc
 
+    by = driver_of(place, record.sweep_id) if record.ended is None else None
     states = [t.state for t in record.trials.values()]
     to_come = {"TO_PROPOSE": record.to_propose} if record.to_propose else {}
     return {
@@ -228,7 +205,8 @@ def _status_row(record: SweepRecord, *, details: bool = False) -> dict[str, Any]
         "planned_at": utc(record.planned_ns),
         "simulated": record.simulated,
         "trials": {str(s): n for s in TrialState if (n := states.count(s))} | to_come,
-        "state": record.ended or "running or lost",
+        "state": record.ended or ("running" if by else "lost"),
+        "driver": str(by) if by else None,
         "gate": None if record.gate is None else gate_word(record.gate),
         **({"details": [_trial_row(t) for t in record.trials.values()]} if details else {}),
     }
@@ -278,7 +256,7 @@ def _print_story(sweep_id: str, lines: Iterable[Told], as_json: bool) -> None:
 def deadman(
     sweep: Annotated[str, typer.Option(help="The sweep to watch, by name.")],
     after: Annotated[str, typer.Option(help="Silence of a dead driver before machine.down is run: 90s, 15m, 2h.")],
-    root: Root = Path("runs"),
+    root: Root = DEFAULT_ROOT,
     db: Annotated[str | None, typer.Option("--db", envvar="GRPO_LADDER_DB", help="The ledger's database.")] = None,
 ) -> None:
     """Give a machine back whose driver died. Started by the driver itself, where machine.deadman is set."""

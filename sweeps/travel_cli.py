@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli_common import DEFAULT_ROOT, Db, Root, opened, refusing
+from sweeps.cli_common import DEFAULT_ROOT, Db, Endpoint, Json, Region, Root, Sweep, chosen, opened, refusing
 
 if TYPE_CHECKING:
     from cost.ledger import Ledger
     from cost.merge import Merged
 
-Endpoint = Annotated[str, typer.Option(help="URL of an S3 server other than AWS; default: boto3's own settings.")]
-Region = Annotated[str, typer.Option(help="Region of the bucket; default: boto3's own settings.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 Cache = Annotated[Path | None, typer.Option(help="Converted models (paths.cache); default: ROOT/cache.")]
 
 
@@ -33,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def push(
-    sweep: Annotated[str, typer.Argument(help="A sweep's name, or `last`.")] = "last",
+    sweep: Sweep = "last",
     to: Annotated[str | None, typer.Option(help="s3://bucket/prefix; default: as the sweep was configured.")] = None,
     endpoint_url: Endpoint = "",
     region: Region = "",
@@ -52,7 +49,7 @@ def push(
     from sweeps.saving import push as deliver
 
     with opened(root, db) as ledger:
-        sweep_id = _chosen(ledger, sweep)
+        sweep_id = chosen(ledger, sweep)
         storage = storage_of(load(ledger, sweep_id))
         if to is not None:
             at = bucket_of(to, endpoint_url=endpoint_url, region=region)
@@ -144,7 +141,7 @@ def merge(
     region: Region = "",
     root: Root = DEFAULT_ROOT,
     db: Db = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Bring the journal and the ledger of another machine into this one: no duplicate, no gap, all or nothing."""
     from cost.merge import merge as merge_ledger
@@ -191,15 +188,3 @@ def _stage_above(ledger: Ledger) -> str:
         if record.gate is not None and record.gate["open"]:
             return record.config["stage"]["next_stage"]
     return ""
-
-
-def _chosen(ledger: Ledger, sweep: str) -> str:
-    from cost.records import LedgerError
-    from sweeps.journal import sweep_ids
-
-    known = sweep_ids(ledger)
-    if sweep == "last" and known:
-        return known[-1]
-    if sweep not in known:
-        raise LedgerError(f"there is no sweep {sweep!r}; there are: {', '.join(known) or 'none'}")
-    return sweep

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 
 import pytest
 from typer.testing import CliRunner
 
+from cost.driving import driving
 from rl.spec import SetLr, StepReport, Stop
 from sweeps.__main__ import app
 from sweeps.config import ConfigError, compose
@@ -55,7 +58,8 @@ def test_a_running_trial_that_is_given_up_is_stopped_at_its_next_word(tmp_path):
 
 def test_a_sweep_that_somebody_stops_can_go_on(tmp_path):
     sweep = a_sweep(tmp_path)
-    assert said(tmp_path, "stop", "last").exit_code == 0
+    with driving(tmp_path / "ledger.db", "smoke-test-1"):
+        assert said(tmp_path, "stop", "last").exit_code == 0
     sweep.run()
     record = sweep.journal.record
     assert next(t.state for t in record.trials.values()) is TrialState.PREEMPTED
@@ -64,11 +68,23 @@ def test_a_sweep_that_somebody_stops_can_go_on(tmp_path):
     assert set(told) == {"interrupted: asked for"}
 
 
+def test_a_sweep_whose_driver_died_is_lost_and_cannot_be_stopped(tmp_path):
+    a_sweep(tmp_path)
+    result = said(tmp_path, "stop", "last")
+    assert result.exit_code == 2
+    assert "smoke-test-1 has no driver at work: its driver died; the same command goes on with it" in result.output
+    (lost,) = json.loads(said(tmp_path, "status", "--json").output)["sweeps"]
+    with driving(tmp_path / "ledger.db", "smoke-test-1"):
+        (running,) = json.loads(said(tmp_path, "status", "--json").output)["sweeps"]
+    assert (lost["state"], lost["driver"], running["state"]) == ("lost", None, "running")
+    assert f"process {os.getpid()} on " in running["driver"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["cancel", "last", "--trial", "nobody"], "has no trial 'nobody'"),
-        (["cancel", "nowhere"], "There is no sweep 'nowhere'"),
+        (["cancel", "nowhere"], "there is no sweep 'nowhere'"),
         (["cancel", "last"], "no trial left"),
         (["stop", "last"], "has no driver at work"),
     ],
