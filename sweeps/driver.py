@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from threading import Timer
 from time import sleep
 
 from rich.text import Text
@@ -70,6 +71,8 @@ from sweeps.session import Beside, Left, Session
 
 SIMULATED_PAUSE_SECONDS = 0.1
 """Of the world's time, for one simulated heartbeat of a sweep that is paused."""
+TERMINATION_SECONDS = 20.0
+"""How long trials may take to write a checkpoint after SIGTERM: those that send it often kill after 30."""
 
 
 def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
@@ -165,7 +168,7 @@ def _run_sweep(session: Session) -> int:
             try:
                 with _termination_as_interrupt():
                     executor = _make_executor(session)
-                with _termination_as_interrupt():  # again: starting Ray put a handler of its own in its place
+                with _termination_as_notice(host):  # after Ray has put a handler of its own in place of ours
                     executor.run(host)
                 how = _how_it_ended(host.stopped)
             except KeyboardInterrupt:
@@ -309,6 +312,26 @@ def _termination_as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _termination_as_notice(host: SweepHost) -> Iterator[None]:
+    """SIGTERM lets trials write a checkpoint, as a notice of preemption does; after a while, or again, as Ctrl-C."""
+    again = Timer(TERMINATION_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
+    again.daemon = True
+
+    def stop(*_: object) -> None:
+        if host.stopped:
+            raise KeyboardInterrupt
+        host.stop("preempted: SIGTERM")
+        again.start()
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        again.cancel()
         signal.signal(signal.SIGTERM, before)
 
 

@@ -89,7 +89,7 @@ def goes(cfg: SweepConfig, how: str, why: str) -> bool:
 
     Not where a person broke it off, who may want to look, nor where its provider takes it away itself.
     """
-    stays = how == "interrupted" and (why == "interrupted" or is_taken(why))
+    stays = how == "interrupted" and (why == "interrupted" or why.startswith("preempted"))
     return bool(cfg.machine.down) and is_real(cfg) and not stays
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from cost.ledger import Ledger
-from sweeps.journal import TrialState
+from rl.spec import Command, StepReport
+from sweeps.config import compose
+from sweeps.driver import run
+from sweeps.host import SweepHost
+from sweeps.journal import TrialState, load, sweep_ids
 from sweeps.preemption import CommandProbe, Ec2Probe, FileProbe, GcpProbe, Probe, Watch, probe_of
-from tests.e2e.test_sweep_command import module, sweep
 from tests.sweeps.in_process import a_sweep
 
 
@@ -113,18 +118,47 @@ def test_a_notice_makes_every_trial_write_a_checkpoint_and_end_as_preempted(tmp_
     assert sweep.host.done()
 
 
-def test_a_sweep_that_gets_notice_exits_130_says_why_and_can_be_resumed(tmp_path):
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory) -> str:
+    """One store for all: a fresh one takes seconds to make."""
+    return f"tracking.uri=sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+def test_a_sweep_that_gets_notice_exits_130_says_why_and_can_be_resumed(tmp_path, tracking, capsys):
     (tmp_path / "notice").write_text("terminate at noon")
-    command = ["+stage=smoke", "trainer=simulated", f"machine.preemption=file:{tmp_path}/notice"]
-    first = sweep(tmp_path, *command)
-    assert first.returncode == 130, first.stdout + first.stderr
-    assert "terminate at noon" in first.stdout
-    assert "Resume:" in first.stdout
-    status = json.loads(module(tmp_path, "sweeps", "status", "--json").stdout)
-    assert [(s["state"], sum(s["trials"].values())) for s in status["sweeps"]] == [("interrupted", 3)]
-    assert not {"FAILED", "COMPLETED"} & set(status["sweeps"][0]["trials"])
-    with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+    root = tmp_path / "runs"
+    notice = f"machine.preemption=file:{tmp_path}/notice"
+    assert run(compose(["+stage=smoke", "trainer=simulated", f"paths.root={root}", tracking, notice])) == 130
+    told = capsys.readouterr().out
+    assert "terminate at noon" in told
+    assert "Resume:" in told
+    with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
         assert [state.how for state in ledger.leases()] == ["taken_back"], "some providers then bill less"
+        record = load(ledger, sweep_ids(ledger)[0])
+    assert (record.ended, len(record.unfinished)) == ("interrupted", 3)
+
+
+def test_sigterm_lets_trials_write_a_checkpoint_too(tmp_path, tracking, monkeypatch, capsys):
+    first = [True]
+
+    def terminated(host: SweepHost, *arguments) -> Command:
+        if isinstance(arguments[-1], StepReport) and first:
+            first.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return on_message(host, *arguments)
+
+    on_message = SweepHost.on_message
+    monkeypatch.setattr(SweepHost, "on_message", terminated)
+    typed = ["+stage=smoke", "trainer=simulated", "search.prompts_per_step=[2]", f"paths.root={tmp_path}", tracking]
+    assert run(compose(typed)) == 130
+    assert "Stopping (preempted: SIGTERM)" in capsys.readouterr().out
+    with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
+        (trial,) = load(ledger, sweep_ids(ledger)[0]).trials.values()
+        assert [state.how for state in ledger.leases()] == ["interrupted"]
+    assert trial.state is TrialState.PREEMPTED
+    assert trial.checkpoint is not None
+    assert trial.checkpoint.step == trial.summary.step == 1
+    assert run(compose(typed)) == 0
 
 
 def test_a_machine_with_nothing_to_do_for_max_idle_stops_the_sweep(tmp_path):
