@@ -123,7 +123,7 @@ def attribute(
         everything = _read(connection, sweep_id, as_of_ns, by_phase)
         states = facts.lease_states(connection, as_of_ns=as_of_ns)
         lines = _corrections(connection, everything, as_of_ns, invoiced)
-    other = beside(ledger, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
+    other = beside(ledger, book, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
     found: list[Line] = [] if sweep_id is not None else _unused_lines(other.used, now_ns, invoiced)
     usages: dict[tuple[str, UsageKey], Usage] = {}
     for one in everything:

@@ -112,6 +112,7 @@ class Beside:
 
 def beside(
     ledger: Journal,
+    book: PriceBook,
     states: Sequence[LeaseState],
     now_ns: int,
     *,
@@ -120,7 +121,7 @@ def beside(
 ) -> Beside:
     """What the books know of it. `states`: all leases."""
     bought = commitments.load(ledger, as_of_ns)
-    used = commitments.use(bought, states, now_ns, cuts)
+    used = commitments.use(bought, states, now_ns, cuts, book)
     return Beside(used, metered.load(ledger, as_of_ns), machine_states.load(ledger, as_of_ns))
 
 

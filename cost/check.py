@@ -16,10 +16,10 @@ from cost.charging import Beside, beside, charged, rules_of
 from cost.clock import NS_PER_SECOND
 from cost.ledger import SILENT_NS, Ledger
 from cost.machine_states import RUNNING, state_at
-from cost.money import pico_text
+from cost.money import PICO_PER_UNIT, pico_text
 from cost.months import closed_months, month_totals
 from cost.output import utc_text
-from cost.prices import PriceBook, PriceError
+from cost.prices import NS_PER_HOUR, PriceBook, PriceError
 
 SKEW_NS = NS_PER_SECOND
 """Two drivers' clocks may differ by so much before their intervals count as overlapping."""
@@ -54,7 +54,7 @@ def run_checks(
     """
     ledger.check_file()
     rules = rules_of(book) if rules is None else rules
-    other = beside(ledger, ledger.leases(), now_ns)
+    other = beside(ledger, book, ledger.leases(), now_ns)
     found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]
     if any("UNPRICED" not in finding.what for finding in found):
         return found
@@ -219,21 +219,13 @@ def _commitments(books: _Books) -> Iterator[tuple[str, str]]:
         due = one.amortised(books.now_ns)
         if found[one.name] != due:
             yield f"commitment {one.name}", f"{pico_text(due)} amortised, {pico_text(found[one.name])} attributed"
-    covered = [(c.commitment, lease_id, c.segments) for lease_id, c in books.other.used.covered.items()]
-    cards = {state.lease.lease_id: state.lease.cards for state in books.lines.leases}
-    for one in books.other.used.bought:
-        events = [
-            (at, change)
-            for other, lease_id, segments in covered
-            if other == one
-            for at, change in ((segments[0].from_ns, cards[lease_id]), (segments[-1].to_ns, -cards[lease_id]))
-        ]
-        held = 0
-        for at_ns, change in sorted(events):
-            held += change
-            if held > one.cards:
-                yield f"commitment {one.name}", f"{held} cards run on the {one.cards} bought, at {utc_text(at_ns)}"
-                break
+    for over in books.other.used.over:
+        one, at = over.commitment, utc_text(over.at_ns)
+        used, bought = (f"{float(rate * NS_PER_HOUR / PICO_PER_UNIT):g}" for rate in (over.used, over.bought))
+        what = f"{used} {one.price.currency} an hour are used of the {bought} bought, at {at}"
+        if one.kind != "savings_plan":
+            what = f"{over.used / over.bought * one.cards} cards run on the {one.cards} bought, at {at}"
+        yield f"commitment {one.name}", what
 
 
 CHECKS: dict[str, Callable[[_Books], Iterator[tuple[str, str]]]] = {

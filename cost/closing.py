@@ -49,7 +49,7 @@ def close_month(
             )
         totals = month_totals(ledger, book, period, now_ns, rules=rules)
         states = ledger.leases()
-        other = beside(ledger, states, now_ns)
+        other = beside(ledger, book, states, now_ns)
         kept = rules_of(book) if rules is None else rules
         rows = [row for state in states for row in charged(state, book, kept, now_ns, other)[1].values()]
         ledger.remember_prices(rows)

@@ -2,8 +2,9 @@
 
 A commitment (reserved capacity, a capacity block, a savings plan) is paid once, for so many cards from one moment to
 another. Its price is amortised evenly over that time. A lease names the one it runs on in its tag `commitment` and then
-costs its cards' share of it, whatever the price book says; what no lease holds is `unused_commitment`. Uses and rest
-sum to the amortised price exactly, at every moment. Cards beyond those bought share what there is.
+costs its part of it: its cards' share, or, of a savings plan, what its time comes to at the plan's own price of its
+machine, since what was committed to there is money. What no lease uses is `unused_commitment`. Uses and rest sum to the
+amortised price exactly, at every moment. Leases that use more than was bought share what there is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cost.billing import Segment
 from cost.journal import Journal
 from cost.money import Money
 from cost.periods import period_name
-from cost.prices import instant_text
+from cost.prices import NS_PER_HOUR, PriceBook, PriceError, in_force, instant_text, pico_per_hour
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError
 from cost.schema import MICRO_PER_CARD
 
@@ -89,6 +90,16 @@ class Covered:
 
 
 @dataclass(frozen=True)
+class Over:
+    """From a moment on more is used of a commitment than was bought: both in 1e-12 of its currency per nanosecond."""
+
+    commitment: Commitment
+    at_ns: int
+    used: Fraction
+    bought: Fraction
+
+
+@dataclass(frozen=True)
 class Usage:
     """All commitments at a moment."""
 
@@ -97,6 +108,8 @@ class Usage:
     unused: tuple[Unused, ...] = ()
     bought: tuple[Commitment, ...] = ()
     """Those that have begun."""
+    over: tuple[Over, ...] = ()
+    """The first moment of each commitment."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Leases that name a commitment which nobody entered, and its name: the price book counts for them."""
 
@@ -147,14 +160,23 @@ def known(ledger: Journal, name: str) -> Commitment:
     raise LedgerError(f"there is no commitment {name!r}; enter it with: python -m cost commitments add {name}")
 
 
-def use(bought: Sequence[Commitment], states: Sequence[LeaseState], now_ns: int, cuts: Sequence[int] = ()) -> Usage:
+def use(
+    bought: Sequence[Commitment],
+    states: Sequence[LeaseState],
+    now_ns: int,
+    cuts: Sequence[int] = (),
+    book: PriceBook | None = None,
+) -> Usage:
     """Who used what by `now_ns`. `states`: all leases. No piece crosses one of `cuts`, which change no lease's total.
+
+    `book`: where the prices of savings plans stand. A machine that has none there uses its cards' share of one.
 
     Raises:
         LedgerError: a lease is in another currency than its commitment.
     """
     covered: dict[str, Covered] = {}
     unused: list[Unused] = []
+    over: list[Over] = []
     for one in bought:
         mine = [state for state in states if state.lease.tags.get(TAG) == one.name and not state.lease.simulated]
         for state in mine:
@@ -163,41 +185,61 @@ def use(bought: Sequence[Commitment], states: Sequence[LeaseState], now_ns: int,
                     f"lease {state.lease.lease_id} is in {state.lease.currency}, and commitment {one.name} that it "
                     f"names was paid in {one.price.currency}"
                 )
-        segments, rest = _use_one(one, mine, min(now_ns, one.to_ns), cuts)
+        claims = {state.lease.lease_id: claim(one, state.lease, book) for state in mine}
+        segments, rest, beyond = _use_one(one, mine, claims, min(now_ns, one.to_ns), cuts)
         unused += rest
+        over += beyond[:1]
         covered.update({lease_id: Covered(one, tuple(found)) for lease_id, found in segments.items() if found})
     names = {one.name for one in bought}
     tagged = {s.lease.lease_id: s.lease.tags[TAG] for s in states if TAG in s.lease.tags and not s.lease.simulated}
     unknown = {lease_id: name for lease_id, name in tagged.items() if name not in names}
-    return Usage(covered, tuple(unused), tuple(one for one in bought if one.from_ns <= now_ns), unknown)
+    begun = tuple(one for one in bought if one.from_ns <= now_ns)
+    return Usage(covered, tuple(unused), begun, tuple(over), unknown)
+
+
+def claim(one: Commitment, lease: Lease, book: PriceBook | None) -> Fraction:
+    """What a lease uses of a commitment, in 1e-12 of its currency per nanosecond, while there is enough of it."""
+    share = Fraction(one.price.pico * lease.cards, one.cards * (one.to_ns - one.from_ns))
+    if one.kind != "savings_plan" or book is None:
+        return share
+    try:
+        series = book.series(lease.sku, purchase="savings_plan", region=lease.region or None)
+        # A plan's prices are those of the day on which it began.
+        row = in_force(series, one.from_ns) or series[0]
+        return pico_per_hour(row, lease.cards) / NS_PER_HOUR if row.currency == one.price.currency else share
+    except PriceError:
+        return share
 
 
 def _use_one(
-    one: Commitment, states: Sequence[LeaseState], end_ns: int, cuts: Sequence[int]
-) -> tuple[dict[str, list[Segment]], list[Unused]]:
+    one: Commitment, states: Sequence[LeaseState], claims: Mapping[str, Fraction], end_ns: int, cuts: Sequence[int]
+) -> tuple[dict[str, list[Segment]], list[Unused], list[Over]]:
     spans = {}
     for state in states:
         start, stop = max(state.from_ns, one.from_ns), end_ns if state.to_ns is None else min(state.to_ns, end_ns)
         if start < stop:
-            spans[state.lease.lease_id] = (start, stop, state.lease.cards)
-    edges = {one.from_ns, end_ns, *(edge for start, stop, _ in spans.values() for edge in (start, stop)), *cuts}
+            spans[state.lease.lease_id] = (start, stop)
+    edges = {one.from_ns, end_ns, *(edge for start, stop in spans.values() for edge in (start, stop)), *cuts}
     ordered = sorted(edge for edge in edges if one.from_ns <= edge <= end_ns)
-    per_card_ns = Fraction(one.price.pico, one.cards * (one.to_ns - one.from_ns))
+    capacity = Fraction(one.price.pico, one.to_ns - one.from_ns)
     exact: dict[str, Fraction] = dict.fromkeys(spans, Fraction(0))
     segments: dict[str, list[Segment]] = {lease_id: [] for lease_id in spans}
     rest: list[Unused] = []
+    over: list[Over] = []
     for start, stop in pairwise(ordered):
-        active = {lease_id: cards for lease_id, (a, b, cards) in spans.items() if a <= start < b}
-        claimed = sum(active.values())
+        active = [lease_id for lease_id, (a, b) in spans.items() if a <= start < b]
+        claimed = sum((claims[lease_id] for lease_id in active), Fraction(0))
+        if claimed > capacity:
+            over.append(Over(one, start, claimed, capacity))
         left = one.amortised(stop) - one.amortised(start)
-        for lease_id, cards in active.items():
+        for lease_id in active:
             # A running total is floored, so that a lease's part does not depend on where it is cut.
             before = floor(exact[lease_id])
-            exact[lease_id] += per_card_ns * cards * (stop - start) * Fraction(one.cards, max(claimed, one.cards))
+            exact[lease_id] += claims[lease_id] * (stop - start) * (capacity / max(claimed, capacity))
             pico = floor(exact[lease_id]) - before
             segments[lease_id].append(Segment(start, stop, pico, "machine", f"{PREFIX}{one.name}", stop - start))
             left -= pico
-        free = max(one.cards - claimed, 0) * MICRO_PER_CARD * (stop - start)
+        free = floor(one.cards * MICRO_PER_CARD * (stop - start) * (1 - min(claimed / capacity, 1)))
         if left or free:
             rest.append(Unused(one, start, stop, left, free))
-    return segments, rest
+    return segments, rest, over

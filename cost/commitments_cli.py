@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cost.cli_common import DEFAULT_ROOT, Db, Json, Root, opened, print_json, table_text
+from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
 
 commitments_app = typer.Typer(
     no_args_is_help=True,
@@ -46,15 +46,16 @@ def add_commitment(
 
 
 @commitments_app.command("list")
-def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> None:
+def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_json: Json = False) -> None:
     """Each with what was paid, and what of it has been used, has gone unused, and is still to come."""
     from cost.commitments import load, use
     from cost.money import pico_text, rounded
     from cost.output import utc_text
+    from cost.prices import PriceBook
 
     with opened(root, db) as ledger:
         bought, now = load(ledger), ledger.now_ns()
-        used = use(bought, ledger.leases(), now)
+        used = use(bought, ledger.leases(), now, book=PriceBook.load(pricing))
     body = []
     for one in bought:
         unused = sum(rest.pico for rest in used.unused if rest.commitment == one)

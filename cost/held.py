@@ -85,7 +85,7 @@ def machines(
         lease_id = state.lease.lease_id
         idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
         more = corrected.get(lease_id, 0)
-        found.append(_held(state, book, rules, now_ns, idle_since, more, partial(beside, ledger, every)))
+        found.append(_held(state, book, rules, now_ns, idle_since, more, partial(beside, ledger, book, every)))
     return found
 
 
@@ -113,13 +113,14 @@ def _held(
     since = unheard_since if unheard_since is not None else idle_since_ns
     wasted = None if since is None else cost - with_tax(*charged(state, book, rules, since, at(since)))
     prices = tuple(r for r in rows.values() if r.per in PER_HOUR)
-    per_day = int(_hourly(state, prices, now_ns, other.used, rules, doing or RUNNING) * 24)
+    per_day = int(_hourly(state, book, prices, now_ns, other.used, rules, doing or RUNNING) * 24)
     money = [None if pico is None else Money(pico, lease.currency) for pico in (cost + corrected_pico, per_day, wasted)]
     return Held(state, money[0], money[1], unheard_since, idle_since_ns, money[2], doing)
 
 
 def _hourly(
     state: LeaseState,
+    book: PriceBook,
     prices: tuple[PriceRow, ...],
     now_ns: int,
     used: commitments.Usage,
@@ -129,8 +130,7 @@ def _hourly(
     """What the machine goes on to cost an hour, in 1e-12: its share of a commitment, or its price now."""
     covered, lease = used.covered.get(state.lease.lease_id), state.lease
     if covered is not None and (now_ns < covered.commitment.to_ns or not prices):
-        one = covered.commitment
-        return Fraction(one.price.pico * lease.cards, one.cards * (one.to_ns - one.from_ns)) * NS_PER_HOUR
+        return commitments.claim(covered.commitment, lease, book) * NS_PER_HOUR
     row = in_force(prices, now_ns) or prices[-1]
     if doing not in rule_for(rules, row.provider, row.purchase).billed_states:
         return Fraction(0)

@@ -228,7 +228,7 @@ class Spending:
         sweeps: dict[str, set[str]] = defaultdict(set)
         for one in attachments:
             sweeps[one.lease_id].add(one.sweep_id)
-        other = beside(self._ledger, states, now_ns)
+        other = beside(self._ledger, self._book, states, now_ns)
         rules = rules_of(self._book) if self._rules is None else self._rules
         for state in new:
             lease_id = state.lease.lease_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -132,6 +133,38 @@ def test_a_lease_costs_its_share_of_what_was_bought_and_only_the_purchase_is_bil
     clock.advance(20 * HOUR)
     assert costs(books, clock, by="category")["unused_commitment"] == (pico_of(90), 0)
     assert run_checks(books, BOOK, clock.utc, rules=RULES) == []
+
+
+def test_a_savings_plan_is_used_by_what_is_spent_at_its_own_prices_not_by_cards(ledger, clock, make_lease):
+    """10 USD an hour were committed to; a box comes to 6 of them, a small machine of as many cards to 3."""
+    plan = {"purchase": "savings_plan", "valid_from": "2025-01-01"}
+    rows = (ROW, replace(ROW, price=Decimal(6), **plan), replace(ROW, sku="small", price=Decimal(3), **plan))
+    later = replace(rows[1], price=Decimal(9), valid_from="2026-01-01T01:00:00Z")
+    book = PriceBook((*rows, later))
+    add(ledger, block(cards=32, kind="savings_plan"), ())
+    for lease_id, sku, hours in (("L1", "box", 2), ("L2", "small", 4), ("L3", "other", 1)):
+        ledger.open_lease(make_lease(lease_id, sku=sku, provider="cloud", tags={"commitment": "cb-1"}))
+        clock.advance(hours * HOUR)
+        ledger.close_lease(lease_id, "done")
+    clock.advance(20 * HOUR)
+    report = grouped_report(ledger, book, Scope(by="machine"), clock.utc, rules=RULES)
+    assert {row.name: Decimal(row.pico).scaleb(-12) for row in report.rows} == {
+        "h100x8": 2 * 6 + 4 * 3 + Decimal(10) * 8 / 32,  # one without a price of the plan uses its cards' share
+        "cb-1": Decimal("73.5"),
+    }
+    assert run_checks(ledger, book, clock.utc, rules=RULES) == []
+
+
+def test_more_spent_than_a_savings_plan_has_is_shared_and_said(ledger, clock, make_lease):
+    book = PriceBook((ROW, replace(ROW, price=Decimal(6), purchase="savings_plan")))
+    add(ledger, block(cards=32, kind="savings_plan"), ())
+    for lease_id in ("L1", "L2"):
+        ledger.open_lease(make_lease(lease_id, sku="box", provider="cloud", tags={"commitment": "cb-1"}))
+    clock.advance(HOUR)
+    found = grouped_report(ledger, book, Scope(by="category"), clock.utc, rules=RULES)
+    assert {row.name: row.pico for row in found.rows}["unassigned"] == pico_of(10)
+    said = [(finding.check, finding.what) for finding in run_checks(ledger, book, clock.utc, rules=RULES)]
+    assert ("commitments", "12 USD an hour are used of the 10 bought, at 2026-01-01T00:00:00Z") in said
 
 
 def test_a_sweeps_report_has_its_use_and_neither_the_purchase_nor_the_rest(books, clock):
