@@ -124,12 +124,21 @@ def usable_cards(nodes: Sequence[Node], cards_per_trial: int) -> int:
     return sum(trials) * cards_per_trial
 
 
+def named(node_id: str) -> str:
+    """A node for a person, alive or not: its address, and which of those that have it. An empty id is none yet."""
+    return f"{_address(node_id) or 'node'} ({node_id[:8]})" if node_id else "before it began"
+
+
 def on_node(node_id: str) -> dict[str, float]:
     """A sliver of the resource that only this node has: who asks for it is placed there."""
+    address = _address(node_id)
+    return {f"node:{address}": 0.001} if address else {}
+
+
+def _address(node_id: str) -> str | None:
     import ray
 
-    address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node_id), None)
-    return {f"node:{address}": 0.001} if address else {}
+    return next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node_id), None)
 
 
 def _never_fits(nodes: Sequence[Node], device: str, cards_per_trial: int, where: str) -> str:

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rl.codec import from_json, message_from_json, to_json
 from rl.spec import Continue, Finished, TrialSpec
 from sweeps.executors import Attempt, Host, outcome_of
-from sweeps.executors.cluster import alive_nodes, on_node, resource_of, start_local, usable_cards
+from sweeps.executors.cluster import alive_nodes, named, on_node, resource_of, start_local, usable_cards
 from sweeps.executors.processes import MARK, Family, end_family, end_marked, own_family, write_output_to
 
 RELEASE_DEADLINE_SECONDS = 60.0
@@ -225,7 +225,7 @@ class RayTuneExecutor:
             reason = _why_it_died(trial)
             running.outcome = ("crashed", f"its process died: {reason}; see {self._output_of(running.attempt)}")
             if "its node has died" in reason:
-                running.outcome = ("preempted", f"its node was lost: {running.node or 'before it began'}")
+                running.outcome = ("preempted", f"its node was lost: {named(running.node)}")
             elif "unavailable" in reason:
                 running.unclear_since = time.monotonic()
                 return
@@ -337,7 +337,7 @@ class RayTuneExecutor:
         """A machine that is gone is no failure of the trial; one whose node turns out to be alive has crashed."""
         for running in [r for r in self._running.values() if r.unclear_since is not None]:
             if not self._is_alive(running.node):
-                self._end(running, "preempted", f"its node was lost: {running.node}")
+                self._end(running, "preempted", f"its node was lost: {named(running.node)}")
             elif time.monotonic() - (running.unclear_since or 0.0) > NODE_LOSS_SECONDS:
                 self._end(running, *(running.outcome or ("crashed", "it could not be reached")))
 
