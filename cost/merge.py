@@ -25,8 +25,8 @@ from cost import chargeback, commitments, machine_states, metered, power, releas
 from cost.backup import check_whole, copy_sqlite
 from cost.ledger import Ledger
 from cost.periods import period_name
-from cost.records import IntegrityError, NoLedgerError, nothing_yet
-from cost.store import sqlite_path
+from cost.records import IntegrityError, NoLedgerError, StoreError, nothing_yet
+from cost.store import shown_place, sqlite_path
 
 KEYED_STREAMS = frozenset(
     module.STREAM for module in (chargeback, commitments, machine_states, metered, power, releases, status)
@@ -103,7 +103,11 @@ def merge(home: Ledger, source: str | Path, *, lost: bool = False, dry: bool = F
     found: list[Merged] = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ledger-merge-"))
-        other = stack.enter_context(Ledger.open(_snapshot(source, Path(folder))))
+        copy = _snapshot(source, Path(folder))
+        try:
+            other = stack.enter_context(Ledger.open(copy))
+        except StoreError as error:  # of a newer version: say of which ledger, not of which copy
+            raise StoreError(str(error).replace(str(copy), shown_place(source))) from error
         stack.enter_context(suppress(_DryRun))
         reader, writer = stack.enter_context(other.read()), stack.enter_context(home.unsigned())
         found.append(_Merge(home, reader, writer).run(lost))

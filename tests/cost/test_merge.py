@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import UTC
 from decimal import Decimal
@@ -327,6 +328,16 @@ def all_of(ledger: Ledger, at_ns: int) -> list:
         ]
     )
     return found
+
+
+def test_a_ledger_of_a_newer_version_is_refused_by_its_own_name(tmp_path):
+    there = tmp_path / "there.db"
+    Ledger.open(there).close()
+    with closing(sqlite3.connect(there)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    refused = pytest.raises(StoreError, match=f"the ledger {there} was written by a newer version")
+    with Ledger.open(tmp_path / "home.db") as home, refused:
+        merge(home, there)
 
 
 @settings(max_examples=12, deadline=None)
