@@ -15,8 +15,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from cost.prices import (
     DEFAULT_FOLDER,
     NS_PER_HOUR,
@@ -30,6 +28,7 @@ from cost.prices import (
     instant_text,
     parse_price,
     pico_per_hour,
+    read_yaml,
 )
 
 NS = 10**9
@@ -239,12 +238,7 @@ def _month_of(at_ns: int) -> tuple[int, int]:
 def load_rules(folder: str | Path | None = None) -> tuple[BillingRule, ...]:
     """The rules of `folder`/billing.yaml; None: the project's. Raises PriceError with the rule's number and field."""
     file = (Path(folder) if folder is not None else DEFAULT_FOLDER) / "billing.yaml"
-    try:
-        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PriceError(f"{file}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise PriceError(f"{file}: not readable as YAML: {error}") from error
+    raw = read_yaml(file)
     if not isinstance(raw, dict) or not isinstance(raw.get("rules"), list):
         raise PriceError(f"{file}: expected a list of billing rules under the key `rules`")
     return tuple(_read_rule(item, f"{file} rule {n}") for n, item in enumerate(raw["rules"], 1))

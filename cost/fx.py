@@ -13,10 +13,8 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-import yaml
-
 from cost.periods import midnight_ns
-from cost.prices import DEFAULT_FOLDER, PriceError, parse_price
+from cost.prices import DEFAULT_FOLDER, PriceError, parse_price, read_yaml
 
 STALE_DAYS = 4
 """A weekend with a holiday has no fixing: what is older than this is a warning."""
@@ -56,7 +54,7 @@ def load_rates(folder: str | Path | None = None) -> tuple[Rate, ...]:
     file = (Path(folder) if folder is not None else DEFAULT_FOLDER) / "fx.yaml"
     if not file.exists():
         return ()
-    raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+    raw = read_yaml(file)
     if not isinstance(raw, dict) or not isinstance(raw.get("rates"), list):
         raise PriceError(f"{file}: expected a list of exchange rates under the key `rates`")
     rates = []

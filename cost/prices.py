@@ -320,13 +320,20 @@ def add_command(sku: str, purchase: str | None = None) -> str:
     )
 
 
-def read_file(file: Path) -> list[PriceRow]:
-    """The rows of one YAML file (`prices:` a list of mappings). Raises PriceError with file name and row number."""
+def read_yaml(file: Path) -> Any:
+    """What a YAML file holds. Raises PriceError where it cannot be read."""
     try:
         # The default loader reads 1.5 as a float, which parse_price refuses: prices must be quoted.
-        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PriceError(f"{file}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PriceError(f"{file}: not readable as YAML: {error}") from error
+
+
+def read_file(file: Path) -> list[PriceRow]:
+    """The rows of one YAML file (`prices:` a list of mappings). Raises PriceError with file name and row number."""
+    raw = read_yaml(file)
     rows = raw.get("prices") if isinstance(raw, dict) else None
     if not isinstance(rows, list):
         raise PriceError(f"{file}: expected a list of price rows under the key `prices`")

@@ -14,6 +14,8 @@ from pathlib import Path
 from cost.importers.snapshot import Offer, Snapshot, rows_of
 from cost.prices import PriceError, parse_price
 
+_CALLED = {"lambdalabs": "lambda", "vastai": "vast"}
+"""Providers that go by another name in billing.yaml."""
 _NEEDED = ("instance_name", "location", "price", "gpu_count", "gpu_name", "spot")
 
 
@@ -32,7 +34,7 @@ def read(folder: Path, *, day_read: str, valid_from: str = "", version: str = ""
 
 
 def _read_provider(file: Path, *, day_read: str, valid_from: str, version: str) -> Snapshot:
-    provider = file.stem.lower()
+    provider = _CALLED.get(file.stem.lower(), file.stem.lower())
     content = file.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     offers: list[Offer] = []

@@ -70,7 +70,7 @@ def rows_of(
             rows.append(
                 PriceRow(
                     provider=provider,
-                    sku=f"{provider}-{offer.instance.lower()}",
+                    sku=f"{provider}-{'-'.join(offer.instance.lower().split())}",
                     region=place,
                     per="machine_hour",
                     cards=offer.cards,

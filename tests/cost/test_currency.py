@@ -10,10 +10,11 @@ import pytest
 
 from cost.billing import BillingRule
 from cost.budget import budgets
+from cost.fx import load_rates
 from cost.grouping import GROUPINGS, Scope, grouped_report
 from cost.money import Money, pico_of
 from cost.output import csv_text
-from cost.prices import PriceBook, PriceRow
+from cost.prices import PriceBook, PriceError, PriceRow
 from cost.records import UsageKey
 from cost.spending import Spending
 
@@ -93,6 +94,13 @@ def test_a_budget_in_another_currency_counts_what_the_report_says(books, clock, 
     report = grouped_report(books, book, Scope(by="month", currency="EUR"), clock.utc, rules=RULES)
     assert abs(spending.spent("month", "EUR") - report.total_pico) <= 3
     assert spending.spent("month", "USD") == pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60
+
+
+@pytest.mark.parametrize("text", ["rates: [", "rates:\n  - {base: EUR}\n", "rates: 1\n", b"rates: \xff\xfe\n"])
+def test_a_table_of_rates_that_cannot_be_read_is_named(tmp_path, text):
+    (tmp_path / "fx.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(PriceError, match=r"fx\.yaml"):
+        load_rates(tmp_path)
 
 
 def test_without_a_limit_each_currency_of_a_month_is_told_once_and_not_converted(books, clock, tmp_path, make_lease):

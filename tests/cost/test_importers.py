@@ -213,11 +213,11 @@ def test_a_gpuhunt_folder_gives_a_snapshot_per_provider(tmp_path):
     runpod, vast = gpuhunt.read(tmp_path, day_read=DAY)
     assert runpod.version == "20261128"
     assert prices(runpod) == {
-        ("runpod-nvidia h100", "on_demand", "EU"): Decimal("2.39"),
-        ("runpod-nvidia h100", "spot", "EU"): Decimal("1.20"),
+        ("runpod-nvidia-h100", "on_demand", "EU"): Decimal("2.39"),
+        ("runpod-nvidia-h100", "spot", "EU"): Decimal("1.20"),
     }
     assert runpod.reports == ("1 lines without a card left out", "1 lines without a price: unknown, left out")
-    assert prices(vast) == {("vastai-123", "on_demand", "US"): Decimal("0.40")}
+    assert prices(vast) == {("vast-123", "on_demand", "US"): Decimal("0.40")}
 
 
 def test_a_folder_without_catalogues_is_refused(tmp_path):
