@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: beside any other program, a trial would get next to nothing
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_WARN_THRESHOLD_S": "30",
@@ -156,6 +158,8 @@ def _init(address: str, **settings: Any) -> None:
     os.environ.update({k: v for k, v in _ENVIRONMENT.items() if k not in os.environ})
     import ray
 
+    # A trial that died is told of in our own words; Tune's are a traceback of its inside.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
     ray.init(address=address, **quiet, **settings)
 
