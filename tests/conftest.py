@@ -115,7 +115,7 @@ def s3(tmp_path_factory) -> Iterator[str]:
         yield url
     finally:
         if server is not None:
-            server.terminate()
+            server.kill()  # nothing that it has is wanted any more
             server.wait(30)
 
 
@@ -180,11 +180,12 @@ def faulty(s3) -> Iterator[FaultyS3]:
 
 
 REAL_RAY = ("tests/e2e/test_real_sweep.py", "tests/e2e/test_cluster.py", "tests/sweeps/test_ray_tune.py")
+LONG = ("tests/e2e/", "tests/chaos/", "tests/rl/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first, so that the workers end together."""
-    items.sort(key=lambda item: not item.nodeid.startswith(REAL_RAY))
+    items.sort(key=lambda item: (not item.nodeid.startswith(REAL_RAY), not item.nodeid.startswith(LONG)))
 
 
 @pytest.hookimpl(optionalhook=True)
