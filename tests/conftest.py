@@ -179,7 +179,10 @@ def faulty(s3) -> Iterator[FaultyS3]:
     proxy.close()
 
 
-REAL_RAY = ("tests/e2e/test_real_sweep.py", "tests/e2e/test_cluster.py", "tests/sweeps/test_ray_tune.py")
+REAL_RAY = (
+    *("tests/e2e/test_real_sweep.py", "tests/e2e/test_another_machine.py", "tests/e2e/test_leaving.py"),
+    *("tests/e2e/test_cluster.py", "tests/sweeps/test_ray_tune.py"),
+)
 LONG = ("tests/e2e/", "tests/chaos/", "tests/rl/")
 
 
