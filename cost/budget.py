@@ -115,6 +115,11 @@ def budgets(
                 name = scope_name(scope, now_ns) + (" (simulated)" if simulated else "")
                 found.append(Budget(scope, name, limit, reserved, spent, simulated))
         notes += spending.notes
+        notes += [
+            f"UNPRICED: what lease {lease_id} costs is not known, and in none of these amounts; add its SKU's price: "
+            f"python -m cost prices add {sku}"
+            for lease_id, sku in spending.unpriced.items()
+        ]
     return found, tuple(dict.fromkeys(notes))
 
 

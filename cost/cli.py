@@ -346,9 +346,10 @@ def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: 
     if out is not None:
         focus.write(found, out, version=version)
         return
+    rows = list(focus.rows(found, version=version))  # before the header: what cannot be told is refused whole
     writer = csv.DictWriter(sys.stdout, focus.columns(version), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(focus.rows(found, version=version))
+    writer.writerows(rows)
 
 
 def _say_apart(notes: tuple[str, ...]) -> None:

@@ -72,7 +72,7 @@ class Leases(Entries):
             state = self._lease(connection, lease_id)
             now = self.now_ns()
             if at_ns is not None and at_ns > now:
-                raise LedgerError(f"lease {lease_id} cannot end {at_ns - now} ns in the future")
+                raise LedgerError(f"lease {lease_id} cannot end at {instant_text(at_ns)}, which is yet to come")
             if state.to_ns is not None:
                 if at_ns is None or at_ns == state.to_ns:
                     return
@@ -87,7 +87,10 @@ class Leases(Entries):
                     )
             begun = max(state.from_ns, *(a.from_ns for a in facts.attachments(connection, [lease_id])), 0)
             if at_ns is not None and at_ns < begun:
-                raise IntegrityError(f"lease {lease_id} cannot end at {at_ns} ns: a sweep came to it at {begun} ns")
+                raise IntegrityError(
+                    f"lease {lease_id} cannot end at {instant_text(at_ns)}: it was held, or a sweep came to it, at "
+                    f"{instant_text(begun)}"
+                )
             # Another driver's clock may be a little ahead: what it has written has happened.
             to_ns = max(now, begun, *(u.to_ns or 0 for u in usages)) if at_ns is None else at_ns
             self._refuse_frozen(connection, to_ns, f"lease {lease_id} would end")
@@ -170,7 +173,7 @@ def _check_lease(lease: Lease, now_ns: int) -> None:
     if type(lease.cards) is not int or lease.cards < 1:
         raise LedgerError(f"lease {lease.lease_id}: {lease.cards!r} cards; a machine has one or more")
     if lease.from_ns is not None and lease.from_ns > now_ns:
-        raise LedgerError(f"lease {lease.lease_id} would begin {lease.from_ns - now_ns} ns in the future")
+        raise LedgerError(f"lease {lease.lease_id} would begin at {instant_text(lease.from_ns)}, which is yet to come")
     if lease.opened_by not in ("sweep", "hand"):
         raise LedgerError(f"lease {lease.lease_id}: opened_by is {lease.opened_by!r}; sweep or hand")
     if lease.watts is not None and not lease.watts >= 0:

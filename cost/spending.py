@@ -100,6 +100,8 @@ class Spending:
         self._at_full: dict[str, int] = {}
         self._charges: dict[str, _Charge] = {}
         self._elsewhere: set[str] = set()
+        self.unpriced: dict[str, str] = {}
+        """SKUs without a price, by lease: what they cost is not known, and in no amount."""
         self._reserved: list[Reservation] = []
 
     @property
@@ -236,6 +238,8 @@ class Spending:
             at_ns = max(now_ns, state.last_heartbeat_ns)
             held = frozenset(sweeps[lease_id])
             segments, rows = charged(state, self._book, rules, at_ns, other)
+            if not all(segment.price_hash for segment in segments):
+                self.unpriced[lease_id] = state.lease.sku
             self._charges[lease_id] = _charge(state, held, segments, rows, at_ns)
             if now_ns == self._full_ns:
                 if at_ns != now_ns:

@@ -256,7 +256,7 @@ def test_a_machine_that_nobody_looks_after_is_shown_with_what_it_has_cost_since(
         (["--sku", "nope"], "no price for SKU 'nope'"),
         (["--cards", "4"], "machine of 8 cards, not of 4"),
         (["--cards", "0"], "machine of 8 cards, not of 0"),
-        (["--from", "2036-01-01"], "in the future"),
+        (["--from", "2036-01-01"], "at 2036-01-01T00:00:00Z, which is yet to come"),
         (["--tag", "team"], "NAME=VALUE"),
         (["--watts", "1,000"], "not a plain decimal number"),
     ],
@@ -473,3 +473,12 @@ def test_a_file_without_what_was_simulated_says_so_beside_it(tmp_path, clock, ma
         app, ["report", "--format", "focus", "--out", str(root / "ledger.db" / "x.csv"), "--root", str(root)]
     )
     assert (said.exit_code, "cannot be written" in said.output) == (2, True)
+
+
+def test_a_finance_file_that_cannot_be_told_whole_is_not_begun(root, pricing, clock, make_lease):
+    with Ledger.open(root / "ledger.db", clock) as ledger:
+        ledger.open_lease(make_lease("L9", sku="unheard-of", price_hash=None))
+        clock.advance_seconds(HOUR)
+        ledger.close_lease("L9", "done")
+    said = run("report", "--format", "focus", "--root", root, "--pricing", pricing, code=2)
+    assert said.startswith("lease L9 has no price")

@@ -118,3 +118,12 @@ def test_without_a_limit_each_currency_of_a_month_is_told_once_and_not_converted
         ("month 2026-01", due),
     ]
     assert notes == ()
+
+
+def test_a_budget_says_that_a_machine_without_a_price_is_in_none_of_its_amounts(books, clock, tmp_path, make_lease):
+    books.open_lease(make_lease("L2", sku="unheard-of", price_hash=None))
+    clock.advance_seconds(HOUR)
+    _, notes = budgets(books, PriceBook((ROW,), str(tmp_path)), clock.utc, rules=RULES)
+    assert [note.partition(";")[0] for note in notes] == [
+        "UNPRICED: what lease L2 costs is not known, and in none of these amounts"
+    ]
