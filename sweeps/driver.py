@@ -52,6 +52,7 @@ from sweeps.opening import (
     end_lost_attempts_of_all,
     held_sweep,
     simulated_until,
+    to_go_on_with,
 )
 from sweeps.plan import make_plan
 from sweeps.promotion import promotion
@@ -90,17 +91,20 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     print_plan(console, cfg, plan, pricing, time)
     step_up = promotion(records, cfg)
     print_promotion(console, step_up)
+    check_limits(cfg, pricing)
+    known = to_go_on_with(cfg, plan, root, records)
     if cfg.dry_run:
+        if known and not known.closed:
+            console.print(f"{known.sweep_id} is not finished: this goes on with it, {known.left} trials are left.")
         console.print("dry_run=true: nothing was run and nothing was written.")
         return EXIT_OK
-    check_limits(cfg, pricing)
     check_can_run(cfg, root, console, holding.per_hour(pricing))
     if step_up.problem:
         return EXIT_GATE
     clock = SystemClock()
     if cfg.trainer.name == "simulated":
         clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, root, plan, records)))
-    finished = any(r.sweep_id == cfg.resume and r.closed for r in records)
+    finished = known is not None and known.closed and cfg.resume != "failed"
     came_up = bool(cfg.machine.up) and leaving.is_real(cfg) and not finished
     if came_up:
         cfg = holding.brought_up(cfg, console)
@@ -108,7 +112,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
             ledger.close_dead()
             end_lost_attempts_of_all(ledger, records)
-            with held_sweep(cfg, plan, ledger, root, records) as (journal, still_held):
+            with held_sweep(cfg, plan, ledger, root, known) as (journal, still_held):
                 session = Session(cfg, typed, console, ledger, journal, clock, pricing, time, cards, still_held)
                 if session.record.closed:
                     console.print(f"{session.record.sweep_id} is finished; resume=never starts another one.")

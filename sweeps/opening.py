@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from cost.bucket import BucketError
-from cost.driving import LOCK, DrivenElsewhereError, driving
+from cost.driving import LOCK, DrivenElsewhereError, driver_of, driving
 from cost.ledger import HEARTBEAT_NS, Ledger
 from cost.records import NoLedgerError, StoreError
 from cost.store import shown_place
@@ -141,23 +141,41 @@ def bring_checkpoints_back(cfg: SweepConfig, journal: Journal, sweep_dir: Path, 
         ) from error
 
 
-@contextmanager
-def held_sweep(
-    cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, earlier: Sequence[SweepRecord]
-) -> Iterator[tuple[Journal, Callable[[], None]]]:
-    """The sweep to go on with, of those `earlier_sweeps` found, or a new one with its whole plan in the journal.
-
-    It is held until the end of the block: two drivers of one sweep would run its trials twice. Yields its journal, read
-    after it was held, and what has to be called at each heartbeat (`cost.driving`).
+def to_go_on_with(cfg: SweepConfig, plan: Plan, root: Path, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
+    """What `resume` asks for, of the sweeps that `earlier_sweeps` found; None: a new one.
 
     Raises:
         ConfigError: `resume` names a sweep that is not there, or whose plan is another; or nothing has failed; or
             another process drives the sweep.
     """
+    known = _asked_for(cfg, plan, earlier)
+    if known is None or known.closed:
+        return known
+    try:
+        by = driver_of(database(cfg, root), known.sweep_id)
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
+    if by is not None:  # said before a machine is brought up, or cards are asked for that it holds
+        raise ConfigError(f"{DrivenElsewhereError(known.sweep_id, by)}: {_what_to_do(cfg, known.sweep_id)}")
+    return known
+
+
+@contextmanager
+def held_sweep(
+    cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, known: SweepRecord | None
+) -> Iterator[tuple[Journal, Callable[[], None]]]:
+    """The sweep to go on with (`to_go_on_with`), or a new one with its whole plan in the journal.
+
+    It is held until the end of the block: two drivers of one sweep would run its trials twice. Yields its journal, read
+    after it was held, and what has to be called at each heartbeat (`cost.driving`).
+
+    Raises:
+        ConfigError: another process drives the sweep.
+    """
     place = database(cfg, root)
     with ExitStack() as stack:
         try:
-            if known := _to_go_on_with(cfg, plan, ledger, earlier):
+            if known:
                 still_held = stack.enter_context(driving(place, known.sweep_id))
                 journal = Journal(ledger, known.sweep_id, known)
             else:
@@ -166,7 +184,7 @@ def held_sweep(
                 journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=plan, config=canonical(cfg))
                 journal.catch_up()
         except DrivenElsewhereError as error:
-            raise ConfigError(f"{error}: {what_to_do(cfg, error.sweep_id)}") from error
+            raise ConfigError(f"{error}: {_what_to_do(cfg, error.sweep_id)}") from error
         _keep_configuration(root / journal.record.sweep_id, journal.record.config)
         if cfg.resume == "failed":
             _plan_failed_again(journal, ledger)
@@ -175,7 +193,7 @@ def held_sweep(
         yield journal, still_held
 
 
-def what_to_do(cfg: SweepConfig, sweep_id: str) -> str:
+def _what_to_do(cfg: SweepConfig, sweep_id: str) -> str:
     """About a sweep that another process drives."""
     where = "" if cfg.paths.root == "runs" else f" --root {cfg.paths.root}"
     where += f" --db {shown_place(cfg.storage.database_url)}" if cfg.storage.database_url else ""
@@ -200,8 +218,7 @@ def _check_writable(root: Path) -> None:
         ) from error
 
 
-def _to_go_on_with(cfg: SweepConfig, plan: Plan, ledger: Ledger, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
-    """What `resume` asks for; None: a new sweep."""
+def _asked_for(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
     same_plan = [record for record in earlier if record.plan_digest == plan.digest]
     if cfg.resume == "never":
         return None
@@ -217,7 +234,7 @@ def _to_go_on_with(cfg: SweepConfig, plan: Plan, ledger: Ledger, earlier: Sequen
         return same_plan[-1]
     named = next((record for record in earlier if record.sweep_id == cfg.resume), None)
     if named is None:
-        known = ", ".join(sweep_ids(ledger)) or "none"
+        known = ", ".join(record.sweep_id for record in earlier) or "none"
         raise ConfigError(f"resume={cfg.resume}: there is no such sweep; there are: {known}")
     if named.plan_digest != plan.digest:
         raise ConfigError(_plan_difference(cfg, named, plan))

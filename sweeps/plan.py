@@ -259,6 +259,12 @@ def _warnings(cfg: SweepConfig) -> tuple[str, ...]:
         for key in ends
         if key.startswith(MEASURED_WITH)
     ]
+    search = cfg.search
+    if search.method == "optuna" and search.startup_trials * len(search.seeds) >= (search.trials or 0):
+        found.append(
+            f"search=optuna draws the first search.startup_trials={search.startup_trials} points at random, and there "
+            f"are no more in {search.trials} trials: nothing is proposed from what they come to"
+        )
     answers = cfg.task.eval_questions * cfg.evaluation.samples_per_question
     known_to = 1.96 * math.sqrt(0.25 / answers)
     if cfg.search.pruning != "none" and known_to > MOST_NOISE:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from sweeps.config_types import SweepConfig
 from sweeps.journal import SweepRecord, TrialRecord
+from sweeps.plan import PlannedTrial
 from sweeps.search.space import axes
 
 Curve = Sequence[tuple[int, float]]
@@ -72,6 +74,27 @@ class Pruner:
             percentile=search.pruning_percentile,
             min_trials=search.pruning_min_trials,
         )
+
+
+def ends_nothing(cfg: SweepConfig, trials: Sequence[PlannedTrial]) -> str | None:
+    """Why the rule cannot end any of these trials; None: it can."""
+    search, every = cfg.search, cfg.evaluation.every_steps
+    if search.pruning == "none" or not trials:
+        return None
+    most = max(Counter(trial.seed for trial in trials).values())
+    if most < search.pruning_min_trials:
+        return (
+            f"search.pruning={search.pruning} ends nothing here: it waits for search.pruning_min_trials="
+            f"{search.pruning_min_trials} trials of one seed, and there are {most}"
+        )
+    first = search.pruning_warmup_completions or first_evaluation(cfg)
+    last = (cfg.stage.steps - 1) // every * every * max(t.prompts_per_step * t.group_size for t in trials)
+    if last < first:
+        return (
+            f"search.pruning={search.pruning} ends nothing here: it begins at search.pruning_warmup_completions="
+            f"{first}, and the last evaluation on a trial's way comes at {last}"
+        )
+    return None
 
 
 class Standings:

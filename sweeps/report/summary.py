@@ -22,7 +22,7 @@ from sweeps.journal import TrialState
 from sweeps.machine import Pricing, money_text
 from sweeps.plan import Plan, make_plan
 from sweeps.promotion import Promotion
-from sweeps.pruning import first_evaluation
+from sweeps.pruning import ends_nothing, first_evaluation
 from sweeps.report import terminal
 from sweeps.search.best import Best, best, instead_of
 from sweeps.search.space import axes
@@ -55,7 +55,7 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
             f"  time not known: the size of model {cfg.model.path or cfg.model.kind} is not, and none was measured; "
             f"each hour costs {pricing.of(3600)}"
         )
-    for warning in plan.warnings:
+    for warning in filter(None, (*plan.warnings, ends_nothing(cfg, plan.trials or plan.typical))):
         console.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
 
 

@@ -40,8 +40,9 @@ def search_problems(config: SweepConfig, problems: Problems) -> Iterator[str]:
     Args:
         problems: what is wrong with a configuration that has nothing to search.
     """
-    yield from _count(config)
-    yield from _pruning(config)
+    if found := [*_count(config), *_pruning(config)]:
+        yield from found
+        return
     for key, axis in config.search.space.items():
         if found := list(_axis(config, key, axis)):
             yield from found

@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from cost.driving import driving
+from cost.ledger import Ledger
 from rl.spec import SetLr, StepReport, Stop
 from sweeps.__main__ import app
 from sweeps.config import ConfigError, compose
 from sweeps.driver import run
 from sweeps.host import SweepHost
 from sweeps.journal import Journal, TrialState, load
+from sweeps.opening import earlier_sweeps, end_lost_attempts_of_all, held_sweep, to_go_on_with
+from sweeps.plan import make_plan
 from tests.sweeps.in_process import Silent, a_sweep
 
 SIMULATED = ("+stage=smoke", "trainer=simulated")
@@ -101,8 +105,6 @@ def test_failed_trials_run_again_from_their_checkpoint_when_asked_for(tmp_path):
     assert run(compose(crash)) == 1
     assert run(compose(crash)) == 1  # nothing is unfinished: a new sweep is what auto starts
     assert run(compose([*crash, "resume=failed"])) == 0
-    from cost.ledger import Ledger
-
     with Ledger.open(tmp_path / "ledger.db", create=False) as ledger:
         records = [load(ledger, s) for s in ("smoke-" + d.name.split("-", 1)[1] for d in tmp_path.glob("smoke-*"))]
     last = max(records, key=lambda r: r.planned_ns)
@@ -121,6 +123,57 @@ def test_resume_failed_says_that_there_is_nothing_to_do(tmp_path, before: bool, 
         assert run(compose(typed)) == 0
     with pytest.raises(ConfigError, match=words):
         run(compose([*typed, "resume=failed"]))
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("resume=nowhere", "there is no such sweep; there are: none"),
+        ("resume=failed", "no sweep of this plan"),
+        ("budget.sweep_limit=1 XYZ", "no exchange rate from XYZ to USD"),
+    ],
+)
+def test_a_dry_run_finds_what_a_run_would_refuse(tmp_path, typed: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        run(compose([*SIMULATED, f"paths.root={tmp_path}", "dry_run=true", typed]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_says_which_sweep_the_run_would_go_on_with(tmp_path, capsys):
+    sweep = a_sweep(tmp_path)
+    assert run(replace(sweep.cfg, dry_run=True)) == 0
+    assert "smoke-test-1 is not finished: this goes on with it, 3 trials are left" in capsys.readouterr().out
+
+
+def test_a_resume_reads_once_what_was_said_before_it(tmp_path, monkeypatch):
+    sweep = a_sweep(tmp_path, "machine=h100x8")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep.journal, "attempt_ended", die)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run()
+    whole, read = Ledger.events, []
+
+    def events(ledger: Ledger, *arguments, **named):
+        for event in whole(ledger, *arguments, **named):
+            read.append(event.kind)
+            yield event
+
+    with Ledger.open(tmp_path / "ledger.db", sweep.clock) as ledger:
+        written = sum(e.kind == "messages" for e in ledger.events("sweep:smoke-test-1"))
+        for usage in ledger.usages():
+            ledger.end_usage(usage.key, "LOST")
+        monkeypatch.setattr(Ledger, "events", events)
+        earlier = earlier_sweeps(sweep.cfg, tmp_path)
+        plan = make_plan(sweep.cfg)
+        known = to_go_on_with(sweep.cfg, plan, tmp_path, earlier)
+        end_lost_attempts_of_all(ledger, earlier)
+        with held_sweep(sweep.cfg, plan, ledger, tmp_path, known) as (journal, _):
+            pass
+    assert journal.record.sweep_id == "smoke-test-1"
+    assert 0 < written == read.count("messages")
 
 
 def test_a_changed_plan_is_refused_with_what_changed(tmp_path):

@@ -19,7 +19,7 @@ from sweeps.config_types import SweepConfig
 from sweeps.gates import metric_gate
 from sweeps.journal import AttemptRecord, SweepRecord, TrialRecord, TrialState, load, sweep_events
 from sweeps.plan import make_plan
-from sweeps.pruning import Pruner, accuracy_at, asha, first_evaluation, median, percentile_of
+from sweeps.pruning import Pruner, accuracy_at, asha, ends_nothing, first_evaluation, median, percentile_of
 from sweeps.pruning import curve as curve_of
 from sweeps.summary import Accuracy, TrialSummary
 from tests.sweeps.in_process import a_sweep
@@ -229,6 +229,22 @@ def test_the_last_evaluation_and_one_that_was_judged_before_end_nothing():
     assert Pruner(cfg, record).reason(one, 20) is None, "it is done"
     assert Pruner(cfg, record).reason(one, 5) is None, "an older one, said again after a restore"
     assert Pruner(cfg, record).reason(one, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        (("search.trials=6", "search.seeds=[0,1]"), "search.pruning_min_trials=4 trials of one seed, and there are 3"),
+        (("search.trials=6", "search.pruning_warmup_completions=257"), "on a trial's way comes at 256"),
+        (("search.trials=6", "search.pruning_warmup_completions=256"), None),
+    ],
+)
+def test_a_rule_that_cannot_end_any_trial_is_said_with_the_plan(typed: tuple[str, ...], why: str | None):
+    cfg = compose(
+        ["+stage=smoke", "trainer=simulated", "search=random", *SMALL, "search.pruning=median", "stage.steps=5", *typed]
+    )
+    said = ends_nothing(cfg, make_plan(cfg).trials)
+    assert said is None if why is None else why in (said or "")
 
 
 def test_without_a_rule_nothing_ends_early():

@@ -20,7 +20,7 @@ from sweeps.executors.in_process import InProcessExecutor
 from sweeps.host import SweepHost
 from sweeps.journal import AttemptRecord, Journal, SweepRecord, TrialRecord, TrialState, load, sweep_events
 from sweeps.opening import end_lost_attempts
-from sweeps.plan import PlannedTrial, trial_spec
+from sweeps.plan import PlannedTrial, make_plan, trial_spec
 from sweeps.search import proposals as proposals_module
 from sweeps.search.proposals import Proposer, objective, points_of
 from sweeps.summary import Accuracy, TrialSummary
@@ -68,6 +68,20 @@ def test_the_plan_of_a_search_says_how_many_trials_there_will_be_and_from_what(t
     assert body["config"]["search"]["sampler_seed"] == 0
     assert body["config"]["search"]["space"]["algorithm.lr"]["low"] == 1e-6
     assert sweep.journal.record.left == 7
+
+
+def test_a_plan_whose_sampler_would_never_be_asked_says_so():
+    search = (
+        "+stage=smoke",
+        "trainer=simulated",
+        "search=optuna",
+        "search.seeds=[0,1]",
+        "search.startup_trials=4",
+        *SMALL,
+    )
+    (said,) = make_plan(compose([*search, "search.trials=8"])).warnings
+    assert "search.startup_trials=4 points at random, and there are no more in 8 trials" in said
+    assert not make_plan(compose([*search, "search.trials=9"])).warnings
 
 
 def test_repeats_over_seeds_are_of_the_same_point_and_the_last_point_may_lack_some(tmp_path):
