@@ -245,8 +245,8 @@ def test_nothing_is_restored_from_a_file_that_is_no_ledger_or_over_one_in_use(fi
             restore(saved, file)
         junk = tmp_path / "junk.bak"
         junk.write_text("no ledger" * 1000, encoding="utf-8")
-        for wrong in (junk, tmp_path / "nothing.bak"):
-            with pytest.raises(StoreError, match="no whole ledger"):
+        for wrong, said in ((junk, "no whole ledger"), (tmp_path / "nothing.bak", "there is no file")):
+            with pytest.raises(StoreError, match=said):
                 restore(wrong, file)
         assert list(ledger.events("s")) == before
 
