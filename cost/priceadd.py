@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cost.prices import PriceBook, PriceError, PriceRow, as_mapping
@@ -18,6 +21,25 @@ prices:
 
 def add_row(folder: Path, row: PriceRow) -> Path:
     """Appends the row and returns the file. Raises PriceError when the SKU has a price from that moment already."""
+    with _turn(folder):
+        return _append(folder, row)
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Of several programs that add a row at once, each sees what the one before it has written."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise PriceError(f"{folder}: cannot be read: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _append(folder: Path, row: PriceRow) -> Path:
     for other in PriceBook.load(folder).rows:
         if other.series == row.series and other.from_ns == row.from_ns:
             raise PriceError(

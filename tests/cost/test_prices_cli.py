@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from cost.prices import PriceBook, instant_ns
+from cost.priceadd import add_row
+from cost.prices import PriceBook, instant_ns, read_row
 from cost.prices_cli import prices_app
 
 CONF = Path(__file__).parents[2] / "conf" / "pricing"
@@ -83,6 +85,15 @@ def test_a_price_added_today_is_not_in_a_report_as_of_an_hour_ago(book):
     run("add", "runpod-x", *ADD, "--price", "1.23", *place)
     (row,) = PriceBook.load(book).rows
     assert [row.known_at(at) for at in (before, instant_ns(datetime.now(UTC)))] == [False, True]
+
+
+def test_rows_that_are_added_at_once_are_all_there(book):
+    raw = {"provider": "runpod", "per": "card_hour", "currency": "USD", "price": "1", "source": "page"}
+    raw |= {"valid_from": "2026-01-01", "day_read": "2026-01-01"}
+    rows = [read_row({**raw, "sku": f"runpod-{number}"}, "test") for number in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda row: add_row(book, row), rows))
+    assert set(PriceBook.load(book).skus()) == {row.sku for row in rows}
 
 
 def test_a_tax_of_nineteen_is_no_share(book):
