@@ -76,6 +76,7 @@ def test_a_release_that_nobody_confirms_stays_visible_and_goes_on_accruing_until
     assert row["to"] is None
     assert row["release"].startswith("RELEASE_UNCONFIRMED")
     assert "RELEASE_UNCONFIRMED" in module(tmp_path, "sweeps", "status", "--root", str(tmp_path)).stdout
+    assert "RELEASE_UNCONFIRMED" in module(tmp_path, "cost", "report", "--root", str(tmp_path)).stdout
     ledger.close_lease(lease_id, "by hand", released=True)
     assert releases.unconfirmed(ledger) == {}
 
