@@ -7,8 +7,8 @@ marked unpriced, never lines of zero cost that look like a price.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import floor
 
@@ -23,7 +23,7 @@ from cost.money import largest_remainder
 from cost.price_kinds import Kinds, PriceKinds
 from cost.prices import PriceBook, PriceRow
 from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
-from cost.status import Spans, invoiced_spans, status_at
+from cost.status import Spans, invoice_ids, invoiced_spans, status_at
 
 BY_BILL = "bill:"
 """What the id of a correction begins with that came from a bill; all others were made by hand."""
@@ -96,6 +96,8 @@ class Lines:
     usages: dict[tuple[str, UsageKey], Usage]
     """By sweep and key."""
     leases: tuple[LeaseState, ...]
+    invoices: Mapping[str, Sequence[tuple[int, int, str]]] = field(default_factory=dict)
+    """By lease: from, to, and the number of the invoice that it is on, the latest first."""
 
 
 def attribute(
@@ -137,7 +139,8 @@ def attribute(
         kinds = others.of(segments, [bool(_commitment(s)) for s in segments])
         flags = ("unknown_commitment",) if one.state.lease.lease_id in other.used.unknown else ()
         found += _lines(one, _Parts(segments, statuses, kinds, flags), rows, allocate(one, segments))
-    return Lines((*found, *lines), usages, tuple(one.state for one in everything))
+    numbers = invoice_ids(ledger, as_of_ns)
+    return Lines((*found, *lines), usages, tuple(one.state for one in everything), numbers)
 
 
 def _commitment(segment: Segment) -> str:

@@ -26,7 +26,10 @@ from cost.money import pico_of
 from cost.prices import DEFAULT_FOLDER, PriceError, instant_ns
 
 KINDS = ("machine", "storage", "egress", "requests", "fee", "tax", "credit", "refund", "purchase")
-FACTS = ("resource", "commitment", "start", "end", "amount", "currency", "quantity", "unit", "category", "description")
+FACTS = (
+    *("resource", "commitment", "start", "end", "amount", "currency", "quantity", "unit", "category", "description"),
+    "invoice",
+)
 NEEDED = ("resource", "start", "amount")
 _TOTAL = re.compile(r"\s*((grand|sub)[ -]?)?(total|sum)\b.*|\s*(合计|总计|小计|总额).*", re.IGNORECASE)
 _AMOUNT = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
@@ -73,6 +76,8 @@ class BillLine:
     where: str
     commitment: str = ""
     """The commitment that it pays for, or is paid for by."""
+    invoice: str = ""
+    """The number of the invoice that it is on."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,12 @@ class Bill:
     sha256: str
     map: BillMap
     lines: tuple[BillLine, ...]
+
+    @property
+    def invoice(self) -> str:
+        """The number of the one invoice that it is; empty where it names none, or several."""
+        named = {line.invoice for line in self.lines}
+        return named.pop() if len(named) == 1 else ""
 
 
 def load_maps(folder: str | Path | None = None) -> tuple[BillMap, ...]:
@@ -253,6 +264,7 @@ class _LineReader:
             quantum=quantum,
             where=where,
             commitment=self._cell(cells, "commitment"),
+            invoice=self._cell(cells, "invoice"),
         )
 
     def amount(self, cells: Sequence[str], number: int) -> tuple[int, int]:

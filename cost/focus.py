@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -42,7 +42,7 @@ _CONDITIONAL = (
     *("CommitmentDiscountUnit", "ConsumedQuantity", "ConsumedUnit", "ContractedUnitPrice", "ListUnitPrice"),
     *("PricingCategory", "RegionId", "RegionName", "ResourceId", "ResourceName", "ResourceType"),
     *("ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName"),
-    "Tags",
+    *("InvoiceId", "Tags"),
 )
 _SINCE_1_3 = (
     *("AllocatedMethodDetails", "AllocatedMethodId", "AllocatedResourceId", "AllocatedResourceName"),
@@ -100,6 +100,7 @@ class _Charge:
 
     line: Line
     period: tuple[int, int]
+    invoice: str = ""
     pico: int = 0
     billed_pico: int = 0
     list_pico: int = 0
@@ -118,7 +119,7 @@ def rows(found: Lines, *, version: str = "1.2") -> Iterator[dict[str, str]]:
 
     `found` must have been cut at `month_cuts`. Raises MissingPriceError for an unpriced lease.
     """
-    charges = _gather(found.lines)
+    charges = _gather(found)
     if version == "1.3":
         _set_ratios(charges)
     latest = {(sweep_id, key.lease_id, key.trial_id): usage for (sweep_id, key), usage in found.usages.items()}
@@ -143,10 +144,10 @@ def write(found: Lines, path: str | Path, *, version: str = "1.2") -> Path:
     return Path(path)
 
 
-def _gather(lines: Iterable[Line]) -> list[_Charge]:
+def _gather(found: Lines) -> list[_Charge]:
     months = _Months()
     gathered: dict[tuple, _Charge] = {}
-    for line in lines:
+    for line in found.lines:
         lease = line.lease
         if line.unpriced:
             raise MissingPriceError(
@@ -158,10 +159,11 @@ def _gather(lines: Iterable[Line]) -> list[_Charge]:
         # Within a row each kind of price has one value.
         kinds = line.kinds and (line.kinds.list_row, line.kinds.contracted_row, line.kinds.effective_row)
         others = tuple(row and row.hash for row in kinds or ())
-        key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, others, period[0])
+        invoice = _invoice(found, line)
+        key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, others, invoice, period[0])
         charge = gathered.get(key)
         if charge is None:
-            charge = gathered[key] = _Charge(line, period, from_ns=line.from_ns, to_ns=line.to_ns)
+            charge = gathered[key] = _Charge(line, period, invoice, from_ns=line.from_ns, to_ns=line.to_ns)
         charge.pico += line.pico
         charge.billed_pico += line.billed_pico
         charge.list_pico += line.list_pico
@@ -173,6 +175,12 @@ def _gather(lines: Iterable[Line]) -> list[_Charge]:
         charge.flags.update(line.flags)
         charge.statuses.add(line.status)
     return list(gathered.values())
+
+
+def _invoice(found: Lines, line: Line) -> str:
+    """The number of the invoice that a line is on; what was paid for before is on the purchase's."""
+    numbers = found.invoices.get(line.lease.lease_id, ())
+    return next((number for start, stop, number in numbers if start <= line.from_ns < stop), "")
 
 
 class _Months:
@@ -212,6 +220,7 @@ def _row(charge: _Charge) -> dict[str, str]:
         "ChargePeriodStart": _moment(charge.from_ns),
         "ContractedCost": pico_text(charge.contracted_pico),
         "EffectiveCost": pico_text(charge.effective_pico),
+        "InvoiceId": charge.invoice,
         "InvoiceIssuerName": lease.provider,
         "ListCost": pico_text(charge.list_pico),
         "ProviderName": lease.provider,

@@ -22,11 +22,12 @@ Spans = Mapping[str, Sequence[tuple[int, int]]]
 """By lease: from and to, in nanoseconds UTC, of what a bill was about."""
 
 
-def note_invoice(ledger: Journal, bill_sha256: str, spans: Spans) -> None:
-    """A bill has been applied to these stretches of these leases. Again: nothing changes."""
+def note_invoice(ledger: Journal, bill_sha256: str, spans: Spans, invoice: str = "") -> None:
+    """A bill has been applied to these stretches of these leases. Again: nothing changes. `invoice`: its number."""
     for lease_id, mine in spans.items():
         found = sorted(set(mine))
         body = {"lease_id": lease_id, "bill": bill_sha256, "spans": [list(span) for span in found]}
+        body |= {"invoice": invoice} if invoice else {}
         # What it is about is part of the key: the same bill may be applied again when the books know of more days.
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()
         ledger.append_event(STREAM, "applied", body, digest)
@@ -39,6 +40,15 @@ def invoiced_spans(ledger: Journal, as_of_ns: int | None = None) -> dict[str, li
         if as_of_ns is None or event.at_ns <= as_of_ns:
             found[event.body["lease_id"]] += [(start, stop) for start, stop in event.body["spans"]]
     return dict(found)
+
+
+def invoice_ids(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[tuple[int, int, str]]]:
+    """By lease: from, to, and the number of the invoice that was applied to it, the latest first."""
+    found: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for event in ledger.events(STREAM):
+        if (as_of_ns is None or event.at_ns <= as_of_ns) and (number := event.body.get("invoice")):
+            found[event.body["lease_id"]] += [(start, stop, number) for start, stop in event.body["spans"]]
+    return {lease_id: spans[::-1] for lease_id, spans in found.items()}
 
 
 def status_at(state: LeaseState, at_ns: int, spans: Sequence[tuple[int, int]]) -> str:

@@ -114,5 +114,5 @@ def apply(
             spans[one.lease.lease_id].append((one.from_ns, one.to_ns))
     with ledger.transaction():
         written = [one for one in corrections(done, within) if ledger.add_correction(one)]
-        note_invoice(ledger, done.bill.sha256, spans)
+        note_invoice(ledger, done.bill.sha256, spans, done.bill.invoice)
     return written

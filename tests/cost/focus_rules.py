@@ -119,6 +119,7 @@ RULES: dict[str, Rule] = {
     "ContractedCost": Rule("mandatory", "decimal"),
     "ContractedUnitPrice": Rule("conditional", "decimal", priced),
     "EffectiveCost": Rule("mandatory", "decimal"),
+    "InvoiceId": Rule("recommended", "text", maybe),
     "InvoiceIssuerName": Rule("mandatory", "text"),
     "ListCost": Rule("mandatory", "decimal"),
     "ListUnitPrice": Rule("conditional", "decimal", priced),
@@ -144,7 +145,7 @@ RULES: dict[str, Rule] = {
     "Tags": Rule("conditional", "pairs", maybe),
 }
 """Left out are the columns of things that no machine here has: types of billing and sub accounts, capacity
-reservations apart from commitments, invoice ids, and prices in another currency than the bill's."""
+reservations apart from commitments, and prices in another currency than the bill's."""
 
 
 def findings(row: Row) -> list[str]:

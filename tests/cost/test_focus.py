@@ -26,6 +26,7 @@ from cost.metered import Metered
 from cost.money import Money
 from cost.prices import PICO, MissingPriceError, PriceBook, PriceRow, instant_ns, read_row
 from cost.records import Correction, Lease, UsageKey
+from cost.status import note_invoice
 from tests.cost.focus_rules import RULES as RULES_1_2
 from tests.cost.focus_rules import findings
 
@@ -140,6 +141,7 @@ def everything(books, full) -> Lines:
         metered.add(books.ledger, one, BOOK.in_force(sku, START), ())
         category = ("fee", "refund", "storage", "fx")[number]
         books.ledger.add_correction(Correction(f"k{number}", "L1", category, number + 1, "USD", START, "by hand"))
+    note_invoice(books.ledger, "sha256", {"L2": [(START, books.clock.utc)]}, "R-17")
     return books.lines()
 
 

@@ -28,6 +28,7 @@ from cost.reconcile import reconcile, taken_back
 from cost.reconcile_cli import reconcile as reconcile_command
 from cost.records import Correction, Lease, UsageKey
 from cost.truing_up import apply
+from tests.cost.focus_rules import findings
 
 CONF = Path(__file__).parents[2] / "conf" / "pricing"
 MAPS = load_maps(CONF)
@@ -342,6 +343,18 @@ def test_only_the_days_that_a_bill_is_about_are_invoiced(books):
     assert statuses(books)["L3", "invoiced"] == 768 * PICO
     assert statuses(books)["L3", "provisional"] == (36 * 32 - 768) * PICO
     assert sum(books.costs().values()) == before
+
+
+def test_a_finance_file_has_the_number_of_the_invoice_that_was_applied_to_a_charge(books):
+    books.hold("L2", "i-2")
+    books.clock.advance_seconds(HOUR)
+    header = HEADER.replace("\n", ",Invoice ID\n")
+    bill = books.compare(f"i-1,{HELD},130.00,USD,,R-17", header=header)
+    apply(books.ledger, BOOK, bill, books.clock.utc, rules=RULES)
+    cuts = focus.month_cuts(START, books.clock.utc)
+    rows = list(focus.rows(attribute(books.ledger, BOOK, books.clock.utc, cuts=cuts, rules=RULES)))
+    assert {(row["x_LeaseId"], row["InvoiceId"]) for row in rows} == {("L1", "R-17"), ("L2", "")}
+    assert [text for row in rows for text in findings(row)] == []
 
 
 def test_reports_and_finance_files_say_the_least_firm_status_of_what_they_add_up(books):
