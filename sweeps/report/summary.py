@@ -154,12 +154,12 @@ def print_end(session: Session, report: Report, verdict: Verdict | None, how: st
         )
     uri = cfg.tracking.uri or f"sqlite:///{session.root / 'mlflow.db'}"
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
-    for trial in record.trials.values():
-        if trial.state is TrialState.FAILED:
-            console.print(
-                Text(f"Failed:   {trial.trial_id}: {trial.attempts[-1].message}", style="red"), soft_wrap=True
-            )
-    if verdict and any(t.state is TrialState.FAILED for t in record.trials.values()):
+    failed = [trial for trial in record.trials.values() if trial.state is TrialState.FAILED]
+    for trial in failed[: terminal.MOST_ROWS]:
+        console.print(Text(f"Failed:   {trial.trial_id}: {trial.attempts[-1].message}", style="red"), soft_wrap=True)
+    if len(failed) > terminal.MOST_ROWS:
+        console.print(Text(f"Failed:   ... {len(failed) - terminal.MOST_ROWS} more", style="red"))
+    if verdict and failed:
         again = [t for t in typed if not t.startswith("resume=")]
         command = " ".join(["python sweep.py", *map(shlex.quote, again), "resume=failed"])
         console.print(Text(f"Again:    {command}"), soft_wrap=True)

@@ -6,6 +6,7 @@ and colours appear only on a terminal.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -29,6 +30,8 @@ from sweeps.search.space import DIGITS, Axis, with_values
 from sweeps.summary import Evaluation, TrialSummary
 
 WIDTH = 100
+MOST_ROWS = 60
+"""Trials that a table before or after a sweep shows; `cost.csv` has them all."""
 REDRAW_SECONDS = 0.5
 COST_SECONDS = 5.0
 NS_PER_SECOND = 1e9
@@ -85,7 +88,7 @@ def plan_table(plan: Plan, updates_per_rollout: int, steps: int, seconds: Mappin
         ("time", True),
     ]:
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "varied")
-    for trial in plan.trials:
+    for trial in plan.trials[:MOST_ROWS]:
         table.add_row(
             trial.trial_id,
             f"{trial.prompts_per_step} x {trial.group_size}",
@@ -96,6 +99,7 @@ def plan_table(plan: Plan, updates_per_rollout: int, steps: int, seconds: Mappin
             str(steps),
             duration(seconds[trial.trial_id]) if seconds else "unknown",
         )
+    _say_the_rest(table, len(plan.trials))
     return table
 
 
@@ -254,7 +258,7 @@ def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Map
         ("cost", True),
     ]:
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "point")
-    for trial in record.trials.values():
+    for trial in itertools.islice(record.trials.values(), MOST_ROWS):
         evaluations = [trial.summary.first_evaluation, trial.summary.last_evaluation]
         before = next((e for e in evaluations if e and e.step == 0), None)
         after = next((e for e in reversed(evaluations) if e and e.step > 0), None)
@@ -270,7 +274,13 @@ def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Map
             "-" if hours is None else f"{hours:.3f}",
             costs.get(trial.trial_id, "-"),
         )
+    _say_the_rest(table, len(record.trials))
     return table
+
+
+def _say_the_rest(table: Table, rows: int) -> None:
+    if rows > MOST_ROWS:
+        table.add_row("...", f"{rows - MOST_ROWS} more")
 
 
 def _interval(report: Evaluation | None) -> str:
@@ -292,8 +302,10 @@ def print_gate(console: Console, verdict: Verdict) -> None:
 
 def print_lr_advice(console: Console, trials: Sequence[TrialRecord], cfg: SweepConfig) -> None:
     """What the clip_frac rule says of each trial, and on what basis."""
-    for trial in trials:
-        if trial.summary.step:
-            advice = advise(trial.summary, with_values(cfg, trial.planned.overrides).algorithm)
-            console.print(Text(f"  {trial.trial_id[:6]} {trial.planned.label}: {advice.action} ({advice.reason})"))
+    judged = [trial for trial in trials if trial.summary.step]
+    for trial in judged[:MOST_ROWS]:
+        advice = advise(trial.summary, with_values(cfg, trial.planned.overrides).algorithm)
+        console.print(Text(f"  {trial.trial_id[:6]} {trial.planned.label}: {advice.action} ({advice.reason})"))
+    if len(judged) > MOST_ROWS:
+        console.print(f"  ... {len(judged) - MOST_ROWS} more")
     console.print(Text(f"  basis: {advise(TrialSummary(), cfg.algorithm).basis}", style="dim"))

@@ -352,8 +352,17 @@ def test_the_next_stage_is_not_proposed_with_this_ones_search():
 def test_the_guides_commands_are_plans_without_a_warning():
     text = (CONF_DIR.parent / "docs/search.md").read_text().replace("\\\n", "")
     commands = [line for line in text.splitlines() if line.startswith("python sweep.py")]
-    assert [make_plan(compose(shlex.split(c)[2:])).size for c in commands] == [20, 30, 40]
+    assert [make_plan(compose(shlex.split(c)[2:])).size for c in commands] == [20, 60, 40]
     assert not any(make_plan(compose(shlex.split(c)[2:])).warnings for c in commands)
+
+
+def test_a_plan_of_many_trials_is_not_printed_whole(capsys):
+    from sweeps.driver import run
+
+    run(smoke("search.trials=100", "search.prompts_per_step=[2]", "trainer=simulated", "dry_run=true"))
+    printed = capsys.readouterr().out
+    assert printed.count(" 2 x 8 ") == terminal.MOST_ROWS
+    assert f" {100 - terminal.MOST_ROWS} more" in printed
 
 
 def test_plans_fit_into_a_hundred_columns(capsys):
