@@ -27,6 +27,7 @@ from rl.spec import Continue, Finished, TrialSpec
 from sweeps.executors import Attempt, Host, outcome_of
 from sweeps.executors.cluster import alive_nodes, named, on_node, resource_of, start_local, usable_cards
 from sweeps.executors.processes import MARK, Family, end_family, end_marked, own_family, write_output_to
+from sweeps.executors.tune_calls import FromHost, ToHost, WhenNothingCanStart
 
 RELEASE_DEADLINE_SECONDS = 60.0
 """After an attempt's end: what is still there then is told as held."""
@@ -124,6 +125,7 @@ class RayTuneExecutor:
         self._logs, self._silence_seconds = logs, silence_seconds
         self._most_cards, self._cards = len(cards), len(cards)
         self._running: dict[str, _Running] = {}
+        self._raised: Exception | None = None
         self._tune_trials: dict[str, Any] = {}
         self._withheld: list[tuple[_Running, Any]] = []
         self._withheld_cards = 0
@@ -140,18 +142,24 @@ class RayTuneExecutor:
 
     def run(self, host: Host) -> None:
         self._host = host
-        config = tune.TuneConfig(search_alg=_FromHost(self), num_samples=-1, reuse_actors=False)
+        config = tune.TuneConfig(search_alg=FromHost(self), num_samples=-1, reuse_actors=False)
         run_config = tune.RunConfig(
             name="attempts",
             storage_path=str(self._logs.absolute()),
-            callbacks=[_ToHost(self)],
-            stop=_WhenNothingCanStart(self),
+            callbacks=[ToHost(self)],
+            stop=WhenNothingCanStart(self),
             failure_config=tune.FailureConfig(max_failures=0),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
             verbose=0,
         )
         actor = tune.with_resources(self.actor, functools.partial(_bundles, self._resource))
-        tune.Tuner(actor, tune_config=config, run_config=run_config).fit()
+        self._raised = None
+        try:
+            tune.Tuner(actor, tune_config=config, run_config=run_config).fit()
+        except Exception:
+            if self._raised is not None:
+                raise self._raised from None
+            raise
         self._running = {k: r for k, r in self._running.items() if r.group is not None}
         while self._running:
             self.tick()
@@ -176,7 +184,11 @@ class RayTuneExecutor:
         found = next((r.family for r in self._running.values() if r.attempt is attempt), None)
         return found.pid if found else None
 
-    # What Tune's searcher, callback and stopper, below, bring
+    # What Tune's searcher, callback and stopper bring
+
+    def keep(self, error: Exception) -> None:
+        """What went wrong first."""
+        self._raised = self._raised or error
 
     def suggest(self, tune_id: str) -> dict[str, Any] | str | None:
         if not any(r.ended_at is None for r in self._running.values()):
@@ -389,61 +401,3 @@ def _why_it_died(trial: Any) -> str:
 def _bundles(resource: str, config: dict[str, Any]) -> tune.PlacementGroupFactory:
     """Bundle 0 holds the controller and the cards. Shipped to Ray, so it holds on to nothing of this process."""
     return tune.PlacementGroupFactory([{"CPU": 1, resource: config["spec"]["cards"]}])
-
-
-class _NotSaved:
-    """Tune pickles what it was given into a state that nobody reads: books stay out of it."""
-
-    def __init__(self, executor: RayTuneExecutor) -> None:
-        self._executor = executor
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-
-class _FromHost(_NotSaved, Searcher):
-    """Tune asks here for the next attempt."""
-
-    def __init__(self, executor: RayTuneExecutor) -> None:
-        Searcher.__init__(self, metric=None, mode=None)
-        super().__init__(executor)
-
-    def suggest(self, trial_id: str) -> Any:
-        return self._executor.suggest(trial_id)
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        pass
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the journal is what a resume reads."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        raise NotImplementedError("a sweep is resumed from its journal, not from Ray Tune's state")
-
-
-class _ToHost(_NotSaved, tune.Callback):
-    """Tune tells here what happened."""
-
-    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._executor.tick(trials)
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        self._executor.result(trial, result)
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._executor.ended(trial, died=False)
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._executor.ended(trial, died=True)
-
-
-class _WhenNothingCanStart(_NotSaved, tune.Stopper):
-    """Tune asks here whether to end with trials still waiting for their cards."""
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return self._executor.nothing_can_start()

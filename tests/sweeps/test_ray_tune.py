@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cost.records import StoreError
 from rl.spec import CheckpointWritten, Command, Continue, Event, Finished, SetLr, Started, StepReport, Stop
 from sweeps.config import compose
 from sweeps.executors import Attempt, ray_tune
@@ -127,6 +128,23 @@ def test_a_crash_and_a_preemption_are_told_apart(ray_of_one_card, tmp_path):
     assert host.ended[str(preempt[0])][0] == "preempted"
     assert "Traceback" in (ray_of_one_card._logs / f"{crash[0].trial_id}-1.log").read_text()
     assert all(host.released.values())
+
+
+def test_what_the_host_raises_comes_out_as_it_was(ray_of_one_card, tmp_path):
+    """Tune alone would make text of it, and a ledger that is locked would end a sweep with a traceback."""
+
+    class Refusing(Recorder):
+        def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+            if isinstance(message, StepReport):
+                raise StoreError("the ledger is locked")
+            return super().on_message(attempt, sequence, message)
+
+    with pytest.raises(StoreError, match=r"^the ledger is locked$"):
+        ray_of_one_card.run(Refusing(attempts(tmp_path)[:1]))
+    (left,) = ray_of_one_card._running.values()
+    ray_of_one_card._clear(left, patience_seconds=0.0)
+    assert ray_of_one_card._still_there(left, timeout=60) == []
+    ray_of_one_card._running.clear()
 
 
 def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_card, tmp_path):
