@@ -80,6 +80,7 @@ def report(
     from cost.periods import instant_in, zone_of
     from cost.prices import PriceBook
     from cost.records import LedgerError
+    from cost.releases import UNCONFIRMED, unconfirmed
     from cost.tables import report_table
 
     with opened(root, db) as ledger:
@@ -105,9 +106,11 @@ def report(
             return
         found = grouped_report(ledger, book, scope, at_ns)
         if scope.as_of_ns is None:
-            unknown = list(gaps.sentences(gaps.gaps(ledger), book, now).values())
-            unknown = [fill(text, 100, break_on_hyphens=False) for text in unknown] if form == "table" else unknown
-            found = replace(found, notes=(*found.notes, *unknown))
+            more = [f"{UNCONFIRMED}: lease {name} goes on: {text}" for name, text in unconfirmed(ledger).items()]
+            more += gaps.sentences(gaps.gaps(ledger), book, now).values()
+            if form == "table":
+                more = [fill(text, 100, break_on_hyphens=False) for text in more]
+            found = replace(found, notes=(*found.notes, *more))
         text = {"json": json_text, "csv": csv_text, "table": report_table}[form](found)
         text = text if text.endswith("\n") else text + "\n"
         if form == "csv":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from cost.ledger import Ledger
 from rl.spec import Command, Event, StepReport
 from sweeps.executors import Attempt
 from sweeps.host import SweepHost
-from sweeps.journal import TrialState, load
-from tests.e2e.test_sweep_command import ROOT
+from sweeps.journal import TrialState, load, sweep_ids
+from tests.e2e.test_real_sweep import SMALL
+from tests.e2e.test_sweep_command import ROOT, environment, module
 from tests.sweeps.in_process import Silent
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -52,7 +54,13 @@ class RealCluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[RealCluster]:
+def cluster() -> Iterator[RealCluster]:
+    with started() as found:
+        yield found
+
+
+@contextmanager
+def started() -> Iterator[RealCluster]:
     """Kept by a process of its own: Ray reads modes and tokens once, and this one may have loaded it already."""
     quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 4, "health_check_timeout_ms": 4000}
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
@@ -189,6 +197,50 @@ def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest
     assert "trials can use 1 cards now, 2 before" in warnings
     assert all(u.to_ns is not None for u in usages)
     assert record.unreleased == []
+
+
+@pytest.mark.slow  # a cluster of its own, and real trials on it, one of them twice: two minutes
+@pytest.mark.timeout(1800)
+def test_the_whole_command_runs_real_trials_on_a_cluster_loses_a_node_and_finishes(tmp_path):
+    with started() as own:
+        secret = {"RAY_ADDRESS": own.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        command = [sys.executable, "-u", str(ROOT / "sweep.py"), *SMALL, "stage.steps=60"]
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        settings = {"cwd": tmp_path, "env": environment(tmp_path) | secret, **output}
+        refused = subprocess.run([*command, "machine=h100"], **settings, timeout=300, check=False)
+        assert refused.returncode == 2, refused.stdout
+        assert "can never hold a trial: a trial needs a CPU and 1 x GPU" in " ".join(refused.stdout.split())
+        assert not (tmp_path / "runs" / "ledger.db").exists(), "nothing was leased"
+
+        rented = ["machine.purchase=on_demand", "machine.sku=runpod-h100", "machine.provider=runpod", "machine.watts=0"]
+        two = [
+            "machine.cards=2",
+            "search.cards_per_trial=1",
+            "search.prompts_per_step=[2,4]",
+            "search.lr_scaling=[hold]",
+        ]
+        process = subprocess.Popen([*command, *rented, *two], **settings)
+        assert process.stdout is not None
+        told, at_work = [], set()
+        for line in process.stdout:
+            told.append(line)
+            if "step   3/60" in line:
+                at_work.add(line[:10])
+            if len(at_work) == 2:
+                break
+        own.lose_node()
+        told += list(process.stdout)
+        assert process.wait(timeout=60) == 0, "".join(told)
+    said = "".join(told)
+    assert "preempted, will be tried again: its node was lost" in said
+    assert "trials can use 1 cards now, 2 before. The lease goes on at the price of the whole cluster" in said
+    with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+        (sweep_id,) = sweep_ids(ledger)
+        record = load(ledger, sweep_id)
+    attempts = [[(a.outcome, a.from_step > 0) for a in t.attempts] for t in record.trials.values()]
+    assert sorted(map(len, attempts)) == [1, 2]
+    assert [("preempted", False), ("completed", True)] in attempts, "it went on from its checkpoint"
+    assert module(tmp_path, "cost", "check").returncode == 0
 
 
 def slow_sweep(address: str, folder: str) -> None:
