@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cost import releases
+from cost.clock import FakeClock
 from cost.driving import driving
 from cost.ledger import Ledger
 from sweeps import driver, holding, leaving, machine
@@ -85,11 +86,17 @@ def test_a_machine_that_does_not_come_up_leaves_no_lease_and_no_bill(tmp_path):
     assert not (tmp_path / "runs" / "ledger.db").exists() or leases(tmp_path) == []
 
 
-def test_a_machine_that_came_up_for_a_configuration_that_cannot_run_on_it_goes_again(tmp_path):
-    down = f'machine.down="touch {tmp_path}/gone"'
-    with pytest.raises(ConfigError, match=r"there is no such sweep.*\n?.*is taken down again"):
-        run(configuration(tmp_path, "machine.up=hostname", down, "resume=smoke-000000-9"))
+def test_a_machine_that_came_up_for_a_sweep_that_cannot_run_on_it_goes_again(tmp_path):
+    spoilt = f'machine.up="mkdir -p {tmp_path}/runs && echo no ledger > {tmp_path}/runs/ledger.db"'
+    with pytest.raises(ConfigError, match=r"ledger.db(.|\n)*is taken down again"):
+        run(configuration(tmp_path, spoilt, f'machine.down="touch {tmp_path}/gone"'))
     assert (tmp_path / "gone").exists()
+
+
+def test_no_machine_comes_up_for_a_sweep_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such sweep"):
+        run(configuration(tmp_path, f'machine.up="touch {tmp_path}/up"', "resume=smoke-000000-9"))
+    assert not (tmp_path / "up").exists()
 
 
 def test_the_next_sweep_takes_down_what_stayed_for_one_that_has_ended(tmp_path, capsys):
@@ -105,6 +112,8 @@ def test_a_machine_that_another_sweep_is_giving_back_is_not_taken_up(tmp_path):
     ledger = tmp_path / "runs" / "ledger.db"
     with Ledger.open(ledger) as opened:
         (state,) = opened.leases()
+        last_ns = max(event.at_ns for event in opened.events(releases.STREAM))  # by the sweep's clock, which ran ahead
+    with Ledger.open(ledger, FakeClock(utc=last_ns + 1)) as opened:
         releases.note_requested(opened, state.lease.lease_id, "down")
     again = configuration(tmp_path, "resume=never")
     with driving(ledger, state.sweeps[0]), pytest.raises(ConfigError, match=r"\(process \d+ .*\) is giving it back"):
