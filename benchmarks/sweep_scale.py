@@ -31,6 +31,7 @@ from cost.ledger import Ledger
 from cost.records import Lease
 from rl.spec import Event
 from sweeps.config import canonical, compose
+from sweeps.config_types import MachineConfig
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.host import SweepHost
 from sweeps.journal import Journal, TrialRecord, TrialState
@@ -101,9 +102,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
     with Ledger.open(folder / "ledger.db", clock) as ledger:
         journal = Journal(ledger, "scale-1")
         journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
-        lease = Lease("lease-1", "simulated:scale-1", cfg.machine.name, cfg.machine.sku, "own", cards, "USD", None)
-        ledger.open_lease(lease)
-        ledger.attach("lease-1", "scale-1")
+        _hold(ledger, cfg.machine, "scale-1", cards)
         journal.append("driver_started", {"lease_id": "lease-1", "pid": os.getpid()}, "driver_started:1")
         host = SweepHost(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=memory, cards=cards
@@ -127,6 +126,14 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
         Figure("ledger.db", (folder / "ledger.db").stat().st_size / 1e6, "MB"),
         Figure("python -m sweeps status", _status_seconds(folder), "s", LIMIT_STATUS_SECONDS),
     ]
+
+
+def _hold(ledger: Ledger, machine: MachineConfig, sweep_id: str, cards: int) -> None:
+    lease = Lease(
+        "lease-1", f"benchmark:{sweep_id}", machine.name, machine.sku, "own", cards, "USD", None, purchase="own"
+    )
+    ledger.open_lease(lease)
+    ledger.attach("lease-1", sweep_id)
 
 
 def _status_seconds(root: Path) -> float:
@@ -160,9 +167,7 @@ def through_ray(folder: Path, trials: int, cards: int) -> list[Figure]:
     with Ledger.open(folder / "ray.db") as ledger:
         journal = Journal(ledger, "ray-1")
         journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
-        lease = Lease("lease-1", "benchmark:ray-1", cfg.machine.name, cfg.machine.sku, "own", cards, "USD", None)
-        ledger.open_lease(lease)
-        ledger.attach("lease-1", "ray-1")
+        _hold(ledger, cfg.machine, "ray-1", cards)
         host = SweepHost(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=Memory(trials), cards=cards
         )

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 
 from cost import schema
 from cost.driver import Driver
@@ -70,7 +70,8 @@ class Journal(Driver):
         They are read a page at a time: a journal may be larger than the memory.
         """
         table = schema.event
-        query = select(table).where(table.c.stream == stream).order_by(table.c.sequence)
+        names = ("sequence", "stream", "kind", "at_ns", "driver_id", "body", "key")  # as a StoredEvent has them
+        query = select(*(table.c[name] for name in names)).where(table.c.stream == stream).order_by(table.c.sequence)
         if without:
             for numbers in chunks(self._numbers(stream, after, without)):
                 yield from self._page(query.where(table.c.sequence.in_(numbers)))
@@ -91,29 +92,32 @@ class Journal(Driver):
     def _page(self, query: Select) -> list[StoredEvent]:
         with self._store.read() as connection:
             rows = connection.execute(query).all()
-        return [
-            StoredEvent(row.sequence, row.stream, row.kind, row.at_ns, row.driver_id, row.body, row.key) for row in rows
-        ]
+        return [StoredEvent(*row) for row in rows]
 
     def event_kinds(self, stream: str) -> list[str]:
         """The kinds of entry that a journal has, by their names."""
         kind = schema.event.c.kind
-        query = select(func.min(kind)).where(schema.event.c.stream == stream)
-        found: list[str] = []
-        with self._store.read() as connection:
-            # One look into the index for each, where DISTINCT would pass over every entry.
-            name = connection.execute(query).scalar()
-            while name is not None:
-                found.append(name)
-                name = connection.execute(query.where(kind > name)).scalar()
-        return found
+        return self._one_by_one(kind, select(func.min(kind)).where(schema.event.c.stream == stream))
 
     def streams(self) -> list[str]:
         """Names of all journals, in the order of their first entry."""
         table = schema.event
-        query = select(table.c.stream).where(table.c.sequence == 1).order_by(table.c.at_ns, table.c.stream)
+        found: list[tuple[int, str]] = []
+        for names in chunks(self._one_by_one(table.c.stream, select(func.min(table.c.stream)))):
+            query = select(table.c.at_ns, table.c.stream).where(table.c.sequence == 1, table.c.stream.in_(names))
+            with self._store.read() as connection:
+                found += [(row.at_ns, row.stream) for row in connection.execute(query)]
+        return [stream for _, stream in sorted(found)]
+
+    def _one_by_one(self, column: ColumnElement[str], least: Select) -> list[str]:
+        """What values a column has: one look into the index for each, where DISTINCT would pass over every entry."""
+        found: list[str] = []
         with self._store.read() as connection:
-            return list(connection.execute(query).scalars())
+            value = connection.execute(least).scalar()
+            while value is not None:
+                found.append(value)
+                value = connection.execute(least.where(column > value)).scalar()
+        return found
 
 
 def _the_same(one: tuple[str, str], other: tuple[str, str]) -> bool:

@@ -20,8 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 if TYPE_CHECKING:
     from cost.money import Money
 
@@ -322,6 +320,8 @@ def add_command(sku: str, purchase: str | None = None) -> str:
 
 def read_yaml(file: Path) -> Any:
     """What a YAML file holds. Raises PriceError where it cannot be read."""
+    import yaml  # most commands read none
+
     try:
         # The default loader reads 1.5 as a float, which parse_price refuses: prices must be quoted.
         return yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -40,8 +40,8 @@ def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> N
             found = [_status_row(place, load(ledger, i), details=True) for i in sweep_ids(ledger)]
             print(json.dumps({"sweeps": found, UNCONFIRMED: going, "not_in_these_books": unknown}, indent=2))
             return
-        # The table tells of decisions only: what trainers said need not be read.
-        rows = [_status_row(place, replay(i, decisions(ledger, i))) for i in sweep_ids(ledger)]
+        # What trainers said need not be read for the table, nor which cards came back.
+        rows = [_status_row(place, replay(i, decisions(ledger, i, {"released"}))) for i in sweep_ids(ledger)]
     from rich.table import Table
 
     from sweeps.report.terminal import make_console

@@ -229,9 +229,9 @@ def sweep_events(ledger: Ledger, sweep_id: str, after: int = 0) -> Iterator[Stor
     return ledger.events(STREAM_PREFIX + sweep_id, after=after)
 
 
-def decisions(ledger: Ledger, sweep_id: str) -> Iterator[StoredEvent]:
-    """The events of a sweep without what its trainers said: few, however many steps it had."""
-    return ledger.events(STREAM_PREFIX + sweep_id, without=NOT_DECIDED)
+def decisions(ledger: Ledger, sweep_id: str, without: Iterable[str] = ()) -> Iterator[StoredEvent]:
+    """The events of a sweep without what its trainers said, and without these kinds: few, however many steps it had."""
+    return ledger.events(STREAM_PREFIX + sweep_id, without=NOT_DECIDED.union(without))
 
 
 def replay(sweep_id: str, events: Iterable[StoredEvent]) -> SweepRecord:
