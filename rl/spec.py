@@ -236,7 +236,7 @@ PHASES = ("startup", "rollout", "reward", "logprob", "train", "sync", "evaluatio
 """Every card-second of an attempt is in exactly one of these. `other` is what remains of the wall clock."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mean:
     """A mean as its sum and its count, so that means over ranks and micro-batches add up. Undefined while empty."""
 
