@@ -33,6 +33,8 @@ _ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_WARN_THRESHOLD_S": "30",
+    # Else an attempt's process starts only once the one before has started. The host says how many may run at once.
+    "TUNE_MAX_PENDING_TRIALS_PG": "1000",
 }
 
 
