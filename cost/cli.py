@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, refusing
+from cost.cli_common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, place_of, print_json, refusing
 from cost.commitments_cli import commitments_app
 from cost.leases_cli import leases_app
 from cost.prices_cli import prices_app
@@ -213,7 +213,7 @@ def restore(
     from cost.restore import restore as put_back
     from cost.store import shown_place
 
-    prices, target = None, db or root / "ledger.db"
+    prices, target = None, place_of(root, db)
     with refusing():
         if (copy is None) == (source is None):
             raise LedgerError("name one copy: a file ending in .bak, or --from s3://bucket/prefix")

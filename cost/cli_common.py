@@ -36,12 +36,17 @@ def refusing() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
+def place_of(root: Path, db: str | None) -> str | Path:
+    """Where the ledger of a root folder is."""
+    return db or root / "ledger.db"
+
+
 @contextmanager
 def opened(root: Path, db: str | None, *, write: bool = False, create: bool = False) -> Iterator[Ledger]:
     """The ledger of a root folder, for reading unless `write`; errors are refusals."""
     from cost.ledger import Ledger
 
-    with refusing(), Ledger.open(db or root / "ledger.db", create=create, read_only=not write) as ledger:
+    with refusing(), Ledger.open(place_of(root, db), create=create, read_only=not write) as ledger:
         yield ledger
 
 

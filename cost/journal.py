@@ -5,7 +5,6 @@ What an entry means is its writer's business; here it is a kind, a key and a JSO
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from sqlalchemy import ColumnElement, Select, func, select
 from cost import schema
 from cost.driver import Driver
 from cost.facts import canonical, chunks
-from cost.records import IntegrityError, LedgerError, NewEvent, StoredEvent
+from cost.records import IntegrityError, LedgerError, NewEvent, StoredEvent, read_json
 
 PAGE_EVENTS = 100
 
@@ -122,7 +121,7 @@ class Journal(Driver):
 
 def _the_same(one: tuple[str, str], other: tuple[str, str]) -> bool:
     """Whether kind and body are. One number has several spellings in JSON: 1e-5 is 1e-05."""
-    return one == other or (one[0] == other[0] and json.loads(one[1]) == json.loads(other[1]))
+    return one == other or (one[0] == other[0] and read_json(one[1]) == read_json(other[1]))
 
 
 def _text(stream: str, event: NewEvent) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sweeps.cli_common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, opened
+from sweeps.cli_common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, opened, place_of
 from sweeps.travel_cli import add_to
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> N
     from cost.releases import UNCONFIRMED, unconfirmed
     from sweeps.journal import decisions, load, replay, sweep_ids
 
-    place = db or root / "ledger.db"
+    place = place_of(root, db)
     with opened(root, db) as ledger:
         going, unknown = unconfirmed(ledger), _unknown(ledger)
         if as_json:
@@ -142,7 +142,7 @@ def stop(
     with opened(root, db, write=True) as ledger:
         journal = _journal(ledger, sweep)
         record = journal.record
-        if driver_of(db or root / "ledger.db", record.sweep_id) is None:
+        if driver_of(place_of(root, db), record.sweep_id) is None:
             how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command goes on with it"
             raise LedgerError(f"{record.sweep_id} has no driver at work: {how}")
         journal.operator("stop", reason, [], str(ledger.now_ns()))
@@ -270,7 +270,7 @@ def deadman(
     if seconds is None or not (root / sweep).is_dir():
         typer.echo(f"There is no sweep {sweep!r} in {root}", err=True)
         raise typer.Exit(2)
-    watch(db or root / "ledger.db", root / sweep, seconds, lambda text: print(f"{_now()}  {text}", flush=True))
+    watch(place_of(root, db), root / sweep, seconds, lambda text: print(f"{_now()}  {text}", flush=True))
 
 
 def _now() -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli_common import DEFAULT_ROOT, Db, Root, opened, refusing
+from cost.cli_common import DEFAULT_ROOT, Db, Root, opened, place_of, refusing
 
 if TYPE_CHECKING:
     from cost.ledger import Ledger
@@ -22,6 +22,7 @@ __all__ = [
     "Sweep",
     "chosen",
     "opened",
+    "place_of",
     "refusing",
 ]
 

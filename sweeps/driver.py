@@ -145,8 +145,8 @@ def _run_sweep(session: Session) -> int:
     lease_id = record.lease_ids[-1] if only_to_close else holding.hold(session)
     purse.hold(ledger.lease_state(lease_id).lease)
     session.still_held()
-    settings = {key: canonical(cfg)[key] for key in ("machine", "storage")}  # may differ from those it was planned with
-    body = {"lease_id": lease_id, "pid": os.getpid(), **settings}
+    config = canonical(cfg)  # machine and storage may differ from those it was planned with
+    body = {"lease_id": lease_id, "pid": os.getpid(), "machine": config["machine"], "storage": config["storage"]}
     journal.append("driver_started", body, f"driver_started:{ledger.now_ns()}")
     journal.catch_up()
     end_lost_attempts(journal)  # what a driver that had lost the sweep began meanwhile; now it can write no more

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sweeps.cli_common import DEFAULT_ROOT, Db, Endpoint, Json, Region, Root, Sweep, chosen, opened, refusing
+from sweeps.cli_common import DEFAULT_ROOT, Db, Endpoint, Json, Region, Root, Sweep, chosen, opened, place_of, refusing
 
 if TYPE_CHECKING:
     from cost.ledger import Ledger
@@ -114,7 +114,7 @@ def unpack(
 
     with refusing(), unpacking.opened(archive, root, endpoint_url=endpoint_url, region=region) as source:
         done = unpacking.unpack(
-            source, root, db or root / "ledger.db", cache=cache or root / "cache", take_prices=take_prices, name=archive
+            source, root, place_of(root, db), cache=cache or root / "cache", take_prices=take_prices, name=archive
         )
     typer.echo(f"{root}: {len(done.sweeps)} sweeps, {done.files} files put in place")
     for path in done.left_alone:
