@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 
-from sweeps.config import ConfigError, as_hydra_takes_it, build, check_overrides, composition_error
-from sweeps.config_help import help_text
+from sweeps.config.build import ConfigError, as_hydra_takes_it, build, check_overrides, composition_error
+from sweeps.config.help import help_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> NoReturn:
         if not _composed:  # Hydra answered a question about itself
             sys.exit(0)
         config = build(_composed[0])
-        from sweeps.driver import run  # heavy: what is wrong with a configuration is said before it is imported
+        from sweeps.driver.driver import run  # heavy: what is wrong with a configuration is said before it is imported
 
         sys.exit(run(config, arguments))
     except ConfigError as error:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rl.spec import EvalReport, EvaluationSpec
 from rl.trainers import create
-from sweeps.config import compose
-from sweeps.metrics import eval_accuracy
-from sweeps.plan import make_plan, trial_spec
+from sweeps.config.build import compose
+from sweeps.journal.metrics import eval_accuracy
+from sweeps.planning.plan import make_plan, trial_spec
 
 STEPS, SEEDS = 200, (0, 1, 2)
 ALGORITHMS = ("grpo", "dapo", "dr_grpo")

@@ -23,13 +23,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cost.attribution import attribute
+from cost.charges.attribution import attribute
 from cost.clock import NS_PER_SECOND, FakeClock
-from cost.ledger import Ledger
+from cost.ledger.ledger import Ledger
 from cost.money import Money
-from cost.prices import PriceBook
+from cost.prices.book import PriceBook
 from cost.records import Lease, UsageKey
-from cost.report import trial_rows
+from cost.reports.by_trial import trial_rows
 
 PHASES = ("rollout", "reward", "logprob", "train", "sync")
 ROWS_PER_TRIAL = 100
@@ -160,7 +160,7 @@ def _report(ledger: Ledger, clock: FakeClock, keys: list[UsageKey]) -> float:
 
 
 def write_focus(ledger: Ledger, book: PriceBook, path: Path) -> None:
-    from cost import focus
+    from cost.reports import focus
 
     now = ledger.now_ns()
     first = min(state.from_ns for state in ledger.leases())

@@ -12,11 +12,11 @@ import platform
 import statistics
 from pathlib import Path
 
-from cost.ledger import Ledger
+from cost.ledger.ledger import Ledger
 from rl.tasks.evaluation import average_at_k
-from sweeps.journal import SweepRecord, load, sweep_ids
-from sweeps.metrics import step_metrics
-from sweeps.words import Reports, reports
+from sweeps.journal.journal import SweepRecord, load, sweep_ids
+from sweeps.journal.messages import Reports, reports
+from sweeps.journal.metrics import step_metrics
 
 
 def newest_smoke(root: Path) -> tuple[SweepRecord, dict[str, Reports]]:

@@ -27,15 +27,15 @@ from typing import Any
 import psutil
 
 from cost.clock import FakeClock
-from cost.ledger import Ledger
+from cost.ledger.ledger import Ledger
 from cost.records import Lease
 from rl.spec import Event
-from sweeps.config import canonical, compose
-from sweeps.config_types import MachineConfig
+from sweeps.config.build import canonical, compose
+from sweeps.config.types import MachineConfig
+from sweeps.driver.controller import SweepHost
 from sweeps.executors.in_process import InProcessExecutor
-from sweeps.host import SweepHost
-from sweeps.journal import Journal, TrialRecord, TrialState
-from sweeps.plan import make_plan
+from sweeps.journal.journal import Journal, TrialRecord, TrialState
+from sweeps.planning.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cost.cli import app
+from cost.cli.main import app
 
 if __name__ == "__main__":
     app(prog_name="python -m cost")

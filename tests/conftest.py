@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from cost.bucket import Bucket
+from cost.copies.s3 import Bucket
 from tests.servers import BUCKET, KEY, SECRET, FaultyS3, free_port
 
 
@@ -181,7 +181,7 @@ def faulty(s3) -> Iterator[FaultyS3]:
 
 REAL_RAY = (
     *("tests/e2e/test_real_sweep.py", "tests/e2e/test_another_machine.py", "tests/e2e/test_leaving.py"),
-    *("tests/e2e/test_cluster.py", "tests/sweeps/test_ray_tune.py"),
+    *("tests/e2e/test_cluster.py", "tests/sweeps/executors/test_ray_tune.py"),
 )
 LONG = ("tests/e2e/", "tests/chaos/", "tests/rl/")
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sweeps.config_types import ConfigError
+from sweeps.config.types import ConfigError
 
 CARD = "card"
 """The custom Ray resource that stands for a card where there are no GPUs."""

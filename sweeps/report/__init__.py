@@ -1,1 +1,1 @@
-"""What people see of a sweep: tables in the terminal, live and at the end."""
+"""What a person looks at: the terminal, the timeline, MLflow."""

@@ -19,15 +19,15 @@ from rich.text import Text
 
 from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Started, StepReport
 from rl.tasks.evaluation import average_at_k
-from sweeps.config_types import SweepConfig
-from sweeps.estimate import StepTime
-from sweeps.gates import Verdict
-from sweeps.journal import SweepRecord, TrialRecord, TrialState
-from sweeps.lr_rule import advise
-from sweeps.metrics import eval_accuracy
-from sweeps.plan import Plan
-from sweeps.search.space import DIGITS, Axis, with_values
-from sweeps.summary import Evaluation, TrialSummary
+from sweeps.config.types import SweepConfig
+from sweeps.forecast.step_time import StepTime
+from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
+from sweeps.journal.metrics import eval_accuracy
+from sweeps.journal.trial_summary import Evaluation, TrialSummary
+from sweeps.planning.plan import Plan
+from sweeps.planning.space import DIGITS, Axis, with_values
+from sweeps.protocol.gates import Verdict
+from sweeps.protocol.lr_rule import advise
 
 WIDTH = 100
 MOST_ROWS = 60

@@ -1,1 +1,1 @@
-"""Which points of the search space become trials: the space, points drawn at random, and those Optuna proposes."""
+"""Which point to try next, which trial to prune, which trial is best."""

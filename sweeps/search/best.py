@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sweeps.config_types import SweepConfig
-from sweeps.journal import SweepRecord, TrialState
+from sweeps.config.types import SweepConfig
+from sweeps.journal.journal import SweepRecord, TrialState
+from sweeps.planning.space import TRIAL_KEYS
 from sweeps.search.proposals import objective, points_of
-from sweeps.search.space import TRIAL_KEYS
 
 
 @dataclass(frozen=True)

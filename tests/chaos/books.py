@@ -16,22 +16,22 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from cost.check import run_checks
 from cost.clock import FakeClock
-from cost.ledger import Ledger
+from cost.close.check import run_checks
+from cost.ledger.ledger import Ledger
 from cost.money import rounded
-from cost.output import CSV_PLACES
-from cost.prices import PriceBook
+from cost.prices.book import PriceBook
 from cost.records import NoLedgerError
-from cost.report import sweep_report
+from cost.reports.by_trial import sweep_report
+from cost.reports.csv_json import CSV_PLACES
 from rl.codec import to_json
 from rl.spec import StepReport
 from rl.trainers.simulated import SimulatedTrainer
-from sweeps.config import CONF_DIR
-from sweeps.config_types import SweepConfig
-from sweeps.journal import SweepRecord, TrialState, load, sweep_events, sweep_ids
-from sweeps.plan import PlannedTrial, make_plan, trial_spec
-from sweeps.words import Reports, reports, words_in
+from sweeps.config.build import CONF_DIR
+from sweeps.config.types import SweepConfig
+from sweeps.journal.journal import SweepRecord, TrialState, load, sweep_events, sweep_ids
+from sweeps.journal.messages import Reports, reports, words_in
+from sweeps.planning.plan import PlannedTrial, make_plan, trial_spec
 from tests.chaos import endings
 from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTUP_S, STEP_S, Plan
 
@@ -302,7 +302,7 @@ def mlflow_problems(cfg: SweepConfig) -> Iterator[str]:
     """After `sweeps track`, MLflow has every trial once, with every parameter and every step once."""
     from mlflow import MlflowClient
 
-    from sweeps.tracking import CURSOR_TAG, Delivery, default_uri
+    from sweeps.report.mlflow import CURSOR_TAG, Delivery, default_uri
 
     root = Path(cfg.paths.root)
     uri = default_uri(root)

@@ -10,9 +10,9 @@ from fractions import Fraction
 
 from cost.records import StoredEvent
 from rl.spec import EvalReport
-from sweeps.config_types import SweepConfig
-from sweeps.journal import SweepRecord
-from sweeps.words import words_in
+from sweeps.config.types import SweepConfig
+from sweeps.journal.journal import SweepRecord
+from sweeps.journal.messages import words_in
 from tests.chaos.killing import Plan
 
 

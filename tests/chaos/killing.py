@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sweeps.config_types import SweepConfig
+from sweeps.config.types import SweepConfig
 from tests.chaos.points import Points, Witness, install
 
 STARTUP_S, STEP_S, COMPLETION_S, EVALUATION_S, CHECKPOINT_S = 23, 4, 0.25, 11, 3
@@ -186,13 +186,14 @@ def kill_and_resume(case: Case, folder: Path) -> Outcome:
 
 def drive(cfg: SweepConfig, log: Path, run: int, kill_at: int, mlflow: bool) -> int:
     """One driver, from start to end or to its death."""
-    from sweeps import driver, tracking
+    from sweeps.driver import driver
+    from sweeps.report import mlflow as mlflow_view
 
     root = Path(cfg.paths.root)
     witness = Witness(log, run)
     points = Points(witness, kill_at)
     if not mlflow:
-        tracking.Delivery = _NoDelivery
+        mlflow_view.Delivery = _NoDelivery
     install(points, witness, root)
     code = driver.run(cfg, ["+stage=smoke"])
     witness.write("ended", code=code, points=points.count)
@@ -247,17 +248,18 @@ def warm() -> None:
     import io
     import tempfile
 
-    from sweeps import driver, tracking
+    from sweeps.driver import driver
+    from sweeps.report import mlflow as mlflow_view
 
-    delivery, tracking.Delivery = tracking.Delivery, _NoDelivery
+    delivery, mlflow_view.Delivery = mlflow_view.Delivery, _NoDelivery
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         driver.run(configuration("one card", Path(folder)))
-    tracking.Delivery = delivery
+    mlflow_view.Delivery = delivery
 
 
 @cache
 def _composed(plan: str) -> SweepConfig:
-    from sweeps.config import compose
+    from sweeps.config.build import compose
 
     return compose(PLANS[plan].typed(Path("runs")))
 

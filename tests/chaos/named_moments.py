@@ -41,8 +41,8 @@ def killed_and_resumed(plan: str, what: str, times: int, folder: Path, down_seco
 
 def killed_then_another_plan(folder: Path) -> str:
     """Kill a driver in its first trial, then run another plan to its end; the name of the first sweep."""
-    from cost.ledger import Ledger
-    from sweeps.journal import sweep_ids
+    from cost.ledger.ledger import Ledger
+    from sweeps.journal.journal import sweep_ids
 
     warm()
     root, log = folder / "runs", folder / "witness.jsonl"
@@ -109,7 +109,7 @@ def lose_lock(url: str | None, root: Path) -> None:
 
 
 def _stopped(cfg: Any, log: Path, moment: str) -> int:
-    from sweeps.journal import Journal
+    from sweeps.journal.journal import Journal
 
     write, planned, left = Witness.write, Journal.planned, 3
 
@@ -147,7 +147,7 @@ def _killed(cfg: Any, log: Path, moment: str, times: int) -> int:
 
 def _be_later(seconds: int) -> None:
     """As if so much time had passed since the last driver died."""
-    from sweeps import driver
+    from sweeps.driver import driver
 
     until = driver.simulated_until
     driver.simulated_until = lambda *about: until(*about) + seconds * 10**9

@@ -125,7 +125,7 @@ def _within(path: Any, root: str) -> bool:
 
 
 def _at_words(points: Points, witness: Witness) -> None:
-    from sweeps import driver
+    from sweeps.driver import driver
     from sweeps.executors.in_process import InProcessExecutor
 
     class WitnessedClock(FakeClock):

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from cost import facts
-from cost.ledger import Ledger
+from cost.ledger import queries
+from cost.ledger.ledger import Ledger
 from rl.spec import Command, Event
 from sweeps.executors import Attempt
-from sweeps.journal import load, sweep_events
-from sweeps.tracking import Tracker
-from sweeps.words import NOT_DECIDED, words_in
+from sweeps.journal.journal import load, sweep_events
+from sweeps.journal.messages import NOT_DECIDED, words_in
+from sweeps.report.mlflow import Tracker
 from tests.chaos.broken import break_and_resume
 from tests.chaos.mlflow_server import a_server
 from tests.sweeps.in_process import Sweep, a_sweep
@@ -90,7 +90,7 @@ def what_happened(sweep: Sweep, folder: Path) -> Any:
     decisions = [(e.kind, e.key, e.at_ns, e.body) for e in events if e.kind not in NOT_DECIDED]
     words = [(w.name, w.at_ns, w.body) for e in events for w in words_in(e)]
     with sweep.ledger.read() as connection:
-        phases = facts.phase_totals(connection)
+        phases = queries.phase_totals(connection)
     return str((decisions, words)).replace(str(folder), ""), sweep.ledger.usages(), phases
 
 

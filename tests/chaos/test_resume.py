@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cost.ledger import Ledger
-from cost.prices import PriceBook
-from cost.report import sweep_report
-from sweeps.config import CONF_DIR
-from sweeps.journal import TrialState, load, sweep_ids
+from cost.ledger.ledger import Ledger
+from cost.prices.book import PriceBook
+from cost.reports.by_trial import sweep_report
+from sweeps.config.build import CONF_DIR
+from sweeps.journal.journal import TrialState, load, sweep_ids
 from tests.chaos.named_moments import (
     both_at_once,
     killed_and_resumed,

@@ -8,9 +8,9 @@ from decimal import Decimal
 import pytest
 from sqlalchemy import func, select
 
-from cost import schema
 from cost.clock import FakeClock
-from cost.ledger import Ledger
+from cost.ledger import schema
+from cost.ledger.ledger import Ledger
 from cost.records import Lease
 
 

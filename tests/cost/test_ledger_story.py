@@ -13,21 +13,22 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cost import focus, metered
-from cost.attribution import attribute
-from cost.billing import BillingRule
-from cost.check import run_checks
+from cost.charges import metered
+from cost.charges.attribution import attribute
+from cost.charges.commitments import Commitment, add
+from cost.charges.metered import Metered
 from cost.clock import FakeClock
-from cost.commitments import Commitment, add
-from cost.grouping import GROUPINGS, Scope, grouped_report
-from cost.ledger import Ledger
-from cost.machine_states import Change, set_state
-from cost.metered import Metered
+from cost.close.check import run_checks
+from cost.ledger.ledger import Ledger
+from cost.ledger.machine_states import Change, set_state
 from cost.money import Money, pico_of
 from cost.periods import zone_of
-from cost.prices import PriceBook, PriceRow
+from cost.prices.billing import BillingRule
+from cost.prices.book import PriceBook, PriceRow
 from cost.records import OUTCOMES, PHASES, IntegrityError, Lease, LedgerError, UsageKey
-from cost.report import sweep_report
+from cost.reports import focus
+from cost.reports.by_trial import sweep_report
+from cost.reports.grouped import GROUPINGS, Scope, grouped_report
 
 SECOND = 10**9
 STATES = ("running", "standby")

@@ -7,11 +7,11 @@ import shutil
 import psutil
 import pytest
 
-from cost.bucket import connected
-from cost.ledger import Ledger
-from sweeps.checkpoints import Place, stored
-from sweeps.journal import load, sweep_ids
-from sweeps.words import steps_of
+from cost.copies.s3 import connected
+from cost.ledger.ledger import Ledger
+from sweeps.journal.journal import load, sweep_ids
+from sweeps.journal.messages import steps_of
+from sweeps.storage.s3_checkpoints import Place, stored
 from tests.e2e.test_real_sweep import ONE, hold, start, writers
 
 STEPS = 30

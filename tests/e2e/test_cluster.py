@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from cost.ledger import Ledger
+from cost.ledger.ledger import Ledger
 from rl.spec import Command, Event, StepReport
+from sweeps.driver.controller import SweepHost
 from sweeps.executors import Attempt
-from sweeps.host import SweepHost
-from sweeps.journal import TrialState, load, sweep_ids
+from sweeps.journal.journal import TrialState, load, sweep_ids
 from tests.e2e.test_real_sweep import SMALL
 from tests.e2e.test_sweep_command import ROOT, environment, module
 from tests.sweeps.in_process import Silent
@@ -100,7 +100,7 @@ def python(code: str, cluster, folder: Path, **environment: str) -> subprocess.C
 
 JOIN = """
 import sys
-from sweeps.config_types import ConfigError
+from sweeps.config.types import ConfigError
 from sweeps.executors.cluster import joined
 device, cards = "{device}", {cards}
 try:

@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cost.ledger import Ledger
+from cost.ledger.ledger import Ledger
 from rl.spec import StepReport
-from sweeps.journal import load, sweep_events, sweep_ids
-from sweeps.words import words_in
+from sweeps.journal.journal import load, sweep_events, sweep_ids
+from sweeps.journal.messages import words_in
 from tests.e2e.test_sweep_command import ROOT, environment, module
 
 SMALL = ["+stage=smoke", "model=tiny", "stage.steps=6", "trainer.checkpoint_every_steps=2", "task.eval_questions=16"]

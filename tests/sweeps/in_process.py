@@ -7,17 +7,17 @@ from decimal import Decimal
 from pathlib import Path
 
 from cost.clock import FakeClock
-from cost.ledger import Ledger
-from cost.prices import PriceRow
+from cost.ledger.ledger import Ledger
+from cost.prices.book import PriceRow
 from cost.records import Lease
 from rl.spec import Event
-from sweeps.config import canonical, compose
-from sweeps.config_types import SweepConfig
+from sweeps.config.build import canonical, compose
+from sweeps.config.types import SweepConfig
+from sweeps.driver.controller import SweepHost
 from sweeps.executors.in_process import InProcessExecutor
-from sweeps.host import SweepHost
-from sweeps.journal import Journal, TrialRecord
-from sweeps.plan import make_plan
-from sweeps.words import Reports, reports
+from sweeps.journal.journal import Journal, TrialRecord
+from sweeps.journal.messages import Reports, reports
+from sweeps.planning.plan import make_plan
 
 
 class Silent:

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cost.clock import FakeClock
-from cost.ledger import Ledger
-from cost.prices import PriceBook, hourly
+from cost.ledger.ledger import Ledger
+from cost.prices.book import PriceBook, hourly
 from cost.records import Lease
 from rl.spec import Event
-from sweeps.bounds import Bounds
-from sweeps.config import canonical, compose
-from sweeps.config_types import SweepConfig
-from sweeps.estimate import StepTime
+from sweeps.config.build import canonical, compose
+from sweeps.config.types import SweepConfig
+from sweeps.driver.controller import SweepHost
 from sweeps.executors.in_process import InProcessExecutor
-from sweeps.host import SweepHost
-from sweeps.journal import Journal, TrialRecord
-from sweeps.machine import Pricing
-from sweeps.plan import make_plan
-from sweeps.purse import Purse
+from sweeps.forecast.step_time import StepTime
+from sweeps.journal.journal import Journal, TrialRecord
+from sweeps.machines.machine import Pricing
+from sweeps.planning.plan import make_plan
+from sweeps.scheduling.budget_controller import Purse
+from sweeps.scheduling.cost_bound import Bounds
 
 PRICES = """prices:
   - {{provider: test, sku: box, per: card_hour, cards: 0, purchase: on_demand, currency: {currency}, price: "{price}",

@@ -1,0 +1,1 @@
+"""Spending limits, and what counts against them."""

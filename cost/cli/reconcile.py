@@ -1,0 +1,137 @@
+"""`python -m cost reconcile BILL.csv`: the bill against the books, on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
+
+if TYPE_CHECKING:
+    from cost.bills.differences import Reconciliation
+
+
+def reconcile(
+    bill: Annotated[Path, typer.Argument(help="The provider's bill, as CSV.")],
+    column_map: Annotated[
+        str, typer.Option("--map", help="Column map in conf/pricing/bills; default: the one that fits.")
+    ] = "",
+    apply: Annotated[bool, typer.Option("--apply", help="True the ledger up by correcting entries.")] = False,
+    over_hand: Annotated[
+        bool, typer.Option("--over-hand", help="With --apply: also against entries made with `cost correct`.")
+    ] = False,
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    pricing: Pricing = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a provider's bill with the books, per lease and day, and say why they differ.
+
+    Exits 0 when they agree or were trued up, 1 when they differ.
+    """
+    from cost.bills import reconcile as rec
+    from cost.bills import true_up
+    from cost.bills.commitment_purchases import PURCHASE
+    from cost.bills.reader import load_maps, read_bill
+    from cost.money import pico_text
+    from cost.prices.book import PriceBook
+    from cost.prices.fx import load_rates
+    from cost.records import LedgerError
+
+    with opened(root, db, write=apply) as ledger:
+        read = read_bill(bill, load_maps(pricing), name=column_map)
+        book = PriceBook.load(pricing)
+        now = ledger.now_ns()
+        done = rec.reconcile(ledger, book, read, now, rates=load_rates(pricing))
+        against = rec.taken_back(done)
+        if apply and against and not over_hand:
+            named = ", ".join(f"{c.lease.lease_id} {c.when} {c.kind} {pico_text(c.by_hand_pico)}" for c in against)
+            raise LedgerError(
+                f"nothing was written: entries made with `cost correct` are not on this bill in that amount ({named}). "
+                "Take them back as well with --over-hand, or wait for the bill that has them"
+            )
+        written = true_up.apply(ledger, book, done, now) if apply else []
+    if as_json:
+        print_json(body(done, written))
+    else:
+        _print(done, len(written), apply)
+    # What was bought is entered, not corrected.
+    bought_otherwise = any(c.kind == PURCHASE and c.difference for c in done.comparisons)
+    open_points = bool(done.missing or done.unbilled or bought_otherwise)
+    if open_points or (not apply and not done.agrees):
+        raise typer.Exit(1)
+
+
+def body(done: Reconciliation, written: list) -> dict[str, Any]:
+    """The reconciliation as JSON: amounts are exact decimal texts."""
+    from cost.bills.reader import summary
+    from cost.money import pico_text
+
+    return {
+        "bill": summary(done.bill),
+        "comparisons": [
+            {
+                "lease": c.lease.lease_id,
+                "when": c.when,
+                "kind": c.kind,
+                "currency": c.lease.currency,
+                "bill": pico_text(c.bill_pico),
+                "ledger": pico_text(c.ledger_pico),
+                "ledger_by_hand": pico_text(c.by_hand_pico),
+                "ledger_idle": pico_text(c.idle_pico),
+                "difference": pico_text(c.difference),
+                "causes": [{"cause": x.name, "amount": pico_text(x.pico), "text": x.text} for x in c.causes],
+            }
+            for c in done.comparisons
+        ],
+        "missing_leases": [
+            {"resource": m.resource, "kind": m.kind, "amount": pico_text(m.pico), "currency": m.currency, "at": m.where}
+            for m in done.missing
+        ],
+        "not_on_the_bill": [
+            {"lease": lease.lease_id, "amount": pico_text(pico), "currency": lease.currency}
+            for lease, pico in done.unbilled
+        ],
+        "rates": list(done.notes),
+        "corrections_written": len(written),
+        "agrees": done.agrees,
+    }
+
+
+def _print(done: Reconciliation, written: int, applied: bool) -> None:
+    from cost.bills.reader import summary
+    from cost.money import rounded
+
+    read = summary(done.bill)
+    print(f"{read['path']}: {read['lines']} lines from {read['from']} to {read['to']}, read as {read['map']}")
+    rows = []
+    for c in done.comparisons:
+        amounts = [str(rounded(pico, 4)) for pico in (c.bill_pico, c.ledger_pico, c.difference)]
+        why = "; ".join(f"{x.name} {rounded(x.pico, 4)}" for x in c.causes)
+        rows.append((c.lease.lease_id, c.when, c.kind, *amounts, c.lease.currency, why))
+    columns = ("lease", "when", "what", "bill", "books", "difference", "", "causes")
+    print(table_text(columns, rows, right=("bill", "books", "difference")).rstrip("\n"))
+    for c in done.comparisons:
+        for x in c.causes:
+            print(f"  {c.lease.lease_id} {c.when}: {x.name} {rounded(x.pico, 6)} {c.lease.currency}: {x.text}")
+    for m in done.missing:
+        amount = f"{rounded(m.pico, 4)} {m.currency}"
+        what = m.resource or m.description or m.kind
+        print(f"  missing lease: {what} for {amount} ({m.where}); enter it with: python -m cost leases open")
+    for lease, pico in done.unbilled:
+        what = (
+            lease.lease_id.replace(":", " ", 1)
+            if lease.lease_id.startswith("commitment:")
+            else f"lease {lease.lease_id}"
+        )
+        print(f"  not on the bill: {what}, {rounded(pico, 4)} {lease.currency} in the books")
+    for note in done.notes:
+        print(f"  rate: {note}")
+    if applied:
+        print(f"{written} correcting entries written")
+    elif done.agrees:
+        print("bill and books agree")
+    elif any(c.difference for c in done.comparisons):
+        print("true the books up with: python -m cost reconcile BILL --apply")

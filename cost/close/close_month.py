@@ -1,0 +1,59 @@
+"""Closing a month: from then on it changes only by corrections.
+
+Its totals are kept with it, so that anything else that moves them (a price edited in place, a fact that came late) is
+found and named by `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cost.charges.lease_charge import beside, charged, rules_of
+from cost.close.check import run_checks
+from cost.close.months import STREAM, Totals, closed_months, month_bounds, month_totals
+from cost.ledger.ledger import Ledger
+from cost.money import pico_text
+from cost.prices.billing import BillingRule
+from cost.prices.book import PriceBook
+from cost.records import LedgerError
+
+
+def close_month(
+    ledger: Ledger, book: PriceBook, period: str, now_ns: int, *, rules: Sequence[BillingRule] | None = None
+) -> Totals:
+    """Freeze a month of UTC and keep its totals; returns them. Closed before: its totals as they were kept.
+
+    Raises:
+        LedgerError: the month is not over, something in it is still open with nobody looking after it, or the books
+            are not whole.
+    """
+    _, end = month_bounds(period)
+    if now_ns < end:
+        raise LedgerError(f"{period} is not over yet")
+    if period in ledger.frozen_periods():
+        return closed_months(ledger)[period]
+    with ledger.transaction():  # what is added up is what is frozen
+        for usage in ledger.usages(only_open=True):
+            if usage.from_ns < end and usage.last_heartbeat_ns < end:
+                raise LedgerError(
+                    f"{period} cannot be closed: trial {usage.key.trial_id} attempt {usage.key.attempt} of sweep "
+                    f"{usage.sweep_id} has not ended; resume the sweep, or close its lease: "
+                    f"python -m cost leases close {usage.key.lease_id}"
+                )
+        findings = [f for f in run_checks(ledger, book, now_ns, rules=rules) if f.check != "closed"]
+        if findings:
+            first = findings[0]
+            raise LedgerError(
+                f"{period} cannot be closed: {first.check}: {first.where}: {first.what}"
+                + (f" (and {len(findings) - 1} more; see python -m cost check)" if len(findings) > 1 else "")
+            )
+        totals = month_totals(ledger, book, period, now_ns, rules=rules)
+        states = ledger.leases()
+        other = beside(ledger, book, states, now_ns)
+        kept = rules_of(book) if rules is None else rules
+        rows = [row for state in states for row in charged(state, book, kept, now_ns, other)[1].values()]
+        ledger.remember_prices(rows)
+        ledger.freeze(period)
+        body = {lease_id: f"{pico_text(pico)} {currency}" for lease_id, (pico, currency) in totals.items()}
+        ledger.append_event(STREAM, "closed", {"period": period, "leases": body}, period)
+    return totals

@@ -1,0 +1,1 @@
+"""Copies of a ledger: snapshots in S3, restore and merge."""

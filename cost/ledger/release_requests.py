@@ -1,0 +1,76 @@
+"""Machines that were asked to go: whether they did is known only once their provider, or the command, has said so.
+
+A lease that was asked to end and is not closed goes on accruing, and is RELEASE_UNCONFIRMED wherever it is listed. The
+requests are a journal; that a release is confirmed is the end of the lease itself (`Ledger.close_lease`).
+"""
+
+from __future__ import annotations
+
+from cost.ledger.ledger import Ledger
+from cost.records import StoredEvent
+
+STREAM = "releases"
+UNCONFIRMED = "RELEASE_UNCONFIRMED"
+
+
+def note_requested(ledger: Ledger, lease_id: str, how: str) -> None:
+    """`how` is about to be run, to give the machine of this lease back."""
+    _note(ledger, "requested", lease_id, f"{how} was run, and its end is not known")
+
+
+def note_failed(ledger: Ledger, lease_id: str, why: str) -> None:
+    """It was run, and nobody confirmed that the machine is gone."""
+    _note(ledger, "failed", lease_id, why)
+
+
+def note_kept(ledger: Ledger, lease_id: str, why: str) -> None:
+    """The machine was to go and is kept, for a reason."""
+    _note(ledger, "kept", lease_id, why)
+
+
+def note_in_use(ledger: Ledger, lease_id: str) -> None:
+    """A sweep works on the machine: whatever was said of its going is over."""
+    if lease_id in unconfirmed(ledger):
+        _note(ledger, "in_use", lease_id, "")
+
+
+def note_gone(ledger: Ledger, lease_id: str) -> None:
+    """Somebody says that the machine went when its lease ended."""
+    ledger.append_event(STREAM, "gone", {"lease_id": lease_id, "text": ""}, f"gone:{lease_id}")
+
+
+def gone(ledger: Ledger) -> set[str]:
+    """Leases whose end was the end of the machine: confirmed as released, or said by somebody."""
+    said = {event.body["lease_id"] for event in ledger.events(STREAM) if event.kind == "gone"}
+    return said | {state.lease.lease_id for state in ledger.leases() if state.released}
+
+
+def unconfirmed(ledger: Ledger) -> dict[str, str]:
+    """What is known of each open lease whose machine was to go, by lease."""
+    known: dict[str, str] = {}
+    for event in _by_time(ledger):
+        known[event.body["lease_id"]] = event.body["text"]
+    known = {lease_id: text for lease_id, text in known.items() if text}
+    still_open = {state.lease.lease_id for state in ledger.leases(only_open=True)} if known else set()
+    return {lease_id: text for lease_id, text in known.items() if lease_id in still_open}
+
+
+def under_way(ledger: Ledger, lease_id: str) -> bool:
+    """Whether the machine was told to go, and what came of it was not said yet."""
+    kinds = [e.kind for e in _by_time(ledger) if e.body["lease_id"] == lease_id]
+    return kinds[-1:] == ["requested"]
+
+
+def noted_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:
+    """Whether anything was said of this machine's release at `at_ns` or after."""
+    return any(e.at_ns >= at_ns and e.body["lease_id"] == lease_id for e in ledger.events(STREAM))
+
+
+def _by_time(ledger: Ledger) -> list[StoredEvent]:
+    """Books that were merged have them in another order than they happened."""
+    return sorted(ledger.events(STREAM), key=lambda event: event.at_ns)
+
+
+def _note(ledger: Ledger, kind: str, lease_id: str, text: str) -> None:
+    body = {"lease_id": lease_id, "text": text}
+    ledger.append_event(STREAM, kind, body, f"{kind}:{lease_id}:{ledger.now_ns()}")

@@ -1,0 +1,338 @@
+"""The database under the ledger: opening it, its migrations, its transactions, and its errors in plain words.
+
+SQLite runs with a write-ahead log and full synchronisation, so that what was committed outlives a power cut; writers
+take turns. PostgreSQL is used by URL. Nothing here knows what a lease is.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, OperationalError, StatementError
+from sqlalchemy.exc import IntegrityError as DatabaseIntegrityError
+
+from cost.ledger import schema
+from cost.ledger.sqlite_copy import backups_of, check_whole, copy_sqlite
+from cost.records import IntegrityError, LedgerError, NoLedgerError, StoreError, nothing_yet
+
+BUSY_SECONDS = 30.0
+"""How long a writer waits for its turn."""
+
+
+class Store:
+    """One engine, one write transaction at a time in this process, nested calls joining it.
+
+    One lock guards it: a thread that writes holds it until its transaction ends, so threads take turns.
+    """
+
+    def __init__(self, url: str | Path, *, create: bool, read_only: bool, busy_seconds: float = BUSY_SECONDS) -> None:
+        self.read_only = read_only
+        self.path, self.place = sqlite_path(url), shown_place(url)
+        self.turn = threading.RLock()
+        """Held by the thread whose write transaction is open."""
+        self._connection: Connection | None = None
+        self._abandoned: BaseException | None = None
+        if self.path is None:
+            self.engine = _postgres_engine(str(url))
+        else:
+            _check_place(self.path, create and not read_only)
+            self.engine = _sqlite_engine(self.path, read_only, busy_seconds)
+        try:
+            self._check_version(create and not read_only)
+        except BaseException:
+            self.engine.dispose()
+            raise
+
+    @property
+    def dialect(self) -> str:
+        return self.engine.dialect.name
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """The open write transaction of this thread, or a new one that commits at the end.
+
+        An error that passes through a nested call abandons the whole transaction, even when it is caught further
+        out: nothing is ever half-written.
+
+        Raises:
+            StoreError: the database refuses (locked, full, read-only, corrupt).
+        """
+        if self.read_only:
+            raise StoreError(f"the ledger {self.place} was opened for reading only")
+        with self.turn:
+            if self._connection is not None:
+                try:
+                    yield self._connection
+                except BaseException as error:
+                    self._abandoned = error
+                    raise
+                return
+            with self._translated(), self.engine.connect() as connection:
+                transaction = connection.execution_options(ledger_write=True).begin()
+                self._connection, self._abandoned = connection, None
+                try:
+                    yield connection
+                    if self._abandoned is not None:
+                        raise LedgerError(f"the transaction was abandoned: {self._abandoned}") from self._abandoned
+                    transaction.commit()
+                except BaseException:
+                    if transaction.is_active:
+                        transaction.rollback()
+                    raise
+                finally:
+                    self._connection = None
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection that sees one consistent state: within a write transaction of this thread, its own writes."""
+        with self.turn:
+            if self._connection is not None:
+                yield self._connection
+                return
+        with self._translated(), self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    def check_file(self) -> None:
+        """Every page of the file can be read; a server looks after its own.
+
+        Raises:
+            StoreError: one cannot.
+        """
+        if self.path is not None:
+            with self.read() as connection:
+                said = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if said != "ok":
+                    raise sqlite3.DatabaseError(f"malformed: {said}")
+
+    def copy_to(self, target: Path) -> Path:
+        """A whole copy as a SQLite file, as of one moment; a server's is read table by table in one transaction.
+
+        Raises:
+            StoreError: it cannot be read or written.
+        """
+        if self.path is not None:
+            return copy_sqlite(self.path, target)
+        other = Store(target, create=True, read_only=False)
+        try:
+            with self._translated(), self.engine.connect() as reader, other.write() as writer:
+                _copy_rows(reader.execution_options(isolation_level="REPEATABLE READ"), writer)
+        finally:
+            other.close()
+        return target
+
+    def fill(self, copy: Path) -> None:
+        """Put everything that a SQLite copy holds into this empty database, as it is there; all of it or nothing.
+
+        Raises:
+            StoreError: this database holds something already, or the copy is no whole ledger.
+        """
+        check_whole(copy)
+        with tempfile.TemporaryDirectory(prefix="ledger-fill-") as folder:
+            # An older copy is brought up to date on the way, and is itself left as it is.
+            source = Store(copy_sqlite(copy, Path(folder) / "ledger.db"), create=True, read_only=False)
+            try:
+                with source.read() as reader, self.write() as writer:
+                    self.lock(writer, "fill")
+                    for table in schema.metadata.sorted_tables:
+                        if writer.execute(table.select().limit(1)).first() is not None:
+                            raise StoreError(
+                                f"{self.place} holds a ledger already, and nothing of it was changed; name an empty "
+                                "database (CREATE DATABASE), or `python -m sweeps merge` the copy into this one"
+                            )
+                    _copy_rows(reader, writer)
+                    if self.dialect == "postgresql":
+                        _count_on(writer)
+            finally:
+                source.close()
+
+    def lock(self, connection: Connection, name: str) -> None:
+        """Take turns with other programs on one name until the transaction ends. SQLite's writers do so anyway."""
+        if self.dialect == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
+
+    def _check_version(self, migrate: bool) -> None:
+        with self._translated():
+            revision = self._revision()
+            if revision == schema.HEAD:
+                return
+            if revision is None and not migrate:
+                raise NoLedgerError(nothing_yet(self.place))
+            from cost.ledger.migrations import run
+
+            if revision is not None and revision not in run.revisions():
+                raise StoreError(
+                    f"the ledger {self.place} was written by a newer version of this program (revision {revision}; "
+                    f"this one knows {schema.HEAD}); update the program"
+                )
+            if not migrate:
+                raise StoreError(f"the ledger {self.place} is of an older version; any command that writes updates it")
+            if revision is not None and self.path is not None:
+                copy_sqlite(self.path, self.path.with_suffix(f".{revision}.bak"))
+            with self.engine.connect() as connection, connection.execution_options(ledger_write=True).begin():
+                self.lock(connection, "migrate")
+                run.upgrade(connection)
+
+    def _revision(self) -> str | None:
+        with self.engine.connect() as connection, connection.begin():
+            if not inspect(connection).has_table("alembic_version"):
+                return None
+            return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DatabaseIntegrityError as error:
+            raise IntegrityError(f"the ledger {self.place} refuses this entry: {error.orig}") from error
+        except StatementError as error:
+            if isinstance(error.orig, OverflowError):
+                raise LedgerError(str(error.orig)) from error
+            raise StoreError(self._explain(error)) from error
+        except sqlite3.Error as error:
+            raise StoreError(self._explain(error)) from error
+
+    def _explain(self, error: Exception) -> str:
+        said = str(getattr(error, "orig", None) or error).strip()
+        low = said.lower()
+        if "locked" in low or "busy" in low:
+            return f"the ledger {self.place} is locked by another program; try again when it is done ({said})"
+        if "readonly" in low or "read-only" in low:
+            return f"the ledger {self.place} cannot be written: the file or its folder is read-only ({said})"
+        if "full" in low or "no space" in low:
+            return f"the disk of the ledger {self.place} is full; nothing was written. Free some space ({said})"
+        if "malformed" in low or "not a database" in low:
+            return (
+                f"the ledger {self.place} is damaged ({said}). It was left as it is; {self._backups()}. Keep the "
+                "damaged file, with its -wal file, until the books are whole again"
+            )
+        if isinstance(error, OperationalError) and self.path is None:
+            return f"the database {self.place} does not answer: {said}"
+        return f"the ledger {self.place} cannot be used: {said}"
+
+    def _backups(self) -> str:
+        if self.path is None:
+            return "restore it from your server's backup"
+        found = backups_of(self.path)
+        if not found:
+            return f"there is no backup beside it ({self.path.stem}*.bak)"
+        return f"the newest backup is {found[-1]}; go on from it with: python -m cost restore {found[-1]}"
+
+
+def _copy_rows(reader: Connection, writer: Connection) -> None:
+    """Every row of every table, those that others refer to first."""
+    reader = reader.execution_options(yield_per=10_000)
+    for table in schema.metadata.sorted_tables:
+        for part in reader.execute(table.select()).mappings().partitions():
+            writer.execute(table.insert(), [dict(row) for row in part])
+
+
+def _count_on(connection: Connection) -> None:
+    """Let a server number new rows from where the copied ones end: it counted none of those."""
+    for table in schema.metadata.sorted_tables:
+        for column in table.primary_key:
+            name = {"table": table.name, "column": column.name}
+            found = connection.execute(text("SELECT pg_get_serial_sequence(:table, :column)"), name).scalar()
+            last = connection.execute(select(func.max(column))).scalar() if found else None
+            if last is not None:
+                connection.execute(text("SELECT setval(:sequence, :last)"), {"sequence": found, "last": last})
+
+
+def sqlite_path(url: str | Path) -> Path | None:
+    """The file of a SQLite ledger; None where the URL is of a server."""
+    if isinstance(url, Path) or "://" not in url:
+        return Path(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"{url!r} is no database URL; write a path or postgresql://user@host/name") from error
+    if parsed.get_backend_name() == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise StoreError("a ledger in memory would lose the books; name a file: sqlite:///runs/ledger.db")
+        return Path(parsed.database)
+    if parsed.get_backend_name() != "postgresql":
+        raise StoreError(f"the ledger runs on SQLite and PostgreSQL, not on {parsed.get_backend_name()}")
+    return None
+
+
+def shown_place(url: str | Path) -> str:
+    """Where a ledger is, for a message: its path, or its URL without the password. Raises StoreError."""
+    path = sqlite_path(url)
+    return make_url(with_psycopg(str(url))).render_as_string(hide_password=True) if path is None else str(path)
+
+
+def with_psycopg(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def _check_place(path: Path, create: bool) -> None:
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; the ledger is a file in it, such as {path / 'ledger.db'}")
+    if path.exists():
+        return
+    if not create:
+        raise NoLedgerError(nothing_yet(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"the folder {path.parent} for the ledger cannot be made: {error.strerror}") from error
+
+
+def _postgres_engine(url: str) -> Engine:
+    try:
+        return create_engine(with_psycopg(url), pool_pre_ping=True)
+    except (ArgumentError, ImportError) as error:
+        raise StoreError(f"{url!r} is no database URL that this program can use: {error}") from error
+
+
+def _sqlite_engine(path: Path, read_only: bool, busy_seconds: float) -> Engine:
+    uri = f"file:{path.absolute()}".replace("?", "%3f").replace("#", "%23")
+    if read_only:
+        # A write-ahead log cannot be read in a folder that cannot be written, unless nothing else writes either.
+        frozen = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
+        uri += "?immutable=1" if frozen else "?mode=ro"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+
+    engine = create_engine("sqlite://", creator=connect)
+
+    @event.listens_for(engine, "connect")
+    def _configure(raw: Any, _record: Any) -> None:
+        raw.execute("PRAGMA foreign_keys=ON")
+        if not read_only:
+            _switch_to_wal(raw, busy_seconds)
+            raw.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A writer takes its turn at once: one that first reads and then writes could find that another came between.
+        write = connection.get_execution_options().get("ledger_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _switch_to_wal(raw: sqlite3.Connection, busy_seconds: float) -> None:
+    """Turn the write-ahead log on. SQLite does not wait for this lock by itself."""
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            raw.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)

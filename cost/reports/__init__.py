@@ -1,0 +1,1 @@
+"""Cost reports: by trial, grouped, as CSV, JSON, FOCUS or a table in the terminal."""

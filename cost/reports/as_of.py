@@ -1,0 +1,89 @@
+"""The books as they were at a moment against those of today: which prices were known, and why a cost has changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cost.charges.attribution import attribute
+from cost.ledger.ledger import Ledger
+from cost.money import Money, pico_text
+from cost.prices.billing import BillingRule
+from cost.prices.book import PriceBook
+
+
+@dataclass(frozen=True)
+class Change:
+    """Why a lease costs another amount than it did; the three causes sum to the difference."""
+
+    lease_id: str
+    currency: str
+    then_pico: int
+    now_pico: int
+    by_prices: int
+    by_corrections: int
+    by_late_entries: int
+
+    @property
+    def text(self) -> str:
+        causes = {"prices": self.by_prices, "corrections": self.by_corrections, "late entries": self.by_late_entries}
+        why = ", ".join(f"{name} {pico_text(pico)}" for name, pico in causes.items() if pico)
+        then, now = (Money(pico, self.currency) for pico in (self.then_pico, self.now_pico))
+        return f"lease {self.lease_id}: {then} then, {now} in today's books: {why}"
+
+
+def book_as_of(ledger: Ledger, book: PriceBook, as_of_ns: int) -> PriceBook:
+    """The price book as it was known at a moment.
+
+    Rows that the ledger kept by then stand in for those edited since; rows that came later are left out, unless their
+    series has no earlier one.
+    """
+    kept = {(row.series, row.valid_from): row for row in ledger.remembered_prices(as_of_ns)}
+    known = {row.series for row in book.rows if row.known_at(as_of_ns)} | {series for series, _ in kept}
+    rows = [row for row in book.rows if (row.series, row.valid_from) not in kept]
+    rows = [row for row in rows if row.known_at(as_of_ns) or row.series not in known]
+    return PriceBook((*rows, *kept.values()), book.folder)
+
+
+def changes_since(
+    ledger: Ledger,
+    book: PriceBook,
+    as_of_ns: int,
+    *,
+    sweep_id: str | None = None,
+    rules: Sequence[BillingRule] | None = None,
+) -> list[Change]:
+    """For each lease whose cost up to a moment is another one in today's books: by how much, and why.
+
+    What a billing rule would have added at that moment is left out on both sides.
+    """
+    old_book = book_as_of(ledger, book, as_of_ns)
+
+    def totals(prices: PriceBook, as_of: int | None) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        cuts = (as_of_ns,)
+        books = attribute(ledger, prices, as_of_ns, sweep_id=sweep_id, cuts=cuts, rules=rules, as_of_ns=as_of)
+        for line in books.lines:
+            if line.from_ns >= as_of_ns and "corrected" not in line.flags:
+                continue
+            found[line.lease.lease_id]["corrected" in line.flags] += line.pico
+            currencies[line.lease.lease_id] = line.lease.currency
+        return found
+
+    currencies: dict[str, str] = {}
+    then, same_prices, now = totals(old_book, as_of_ns), totals(old_book, None), totals(book, None)
+    found = []
+    for lease_id in then:
+        change = Change(
+            lease_id,
+            currencies[lease_id],
+            then_pico=sum(then[lease_id]),
+            now_pico=sum(now[lease_id]),
+            by_prices=now[lease_id][0] - same_prices[lease_id][0],
+            by_corrections=now[lease_id][1] - then[lease_id][1],
+            by_late_entries=same_prices[lease_id][0] - then[lease_id][0],
+        )
+        if change.then_pico != change.now_pico:
+            found.append(change)
+    return found

@@ -1,0 +1,118 @@
+"""Reports: lines gathered into rows that sum exactly to what was charged.
+
+A sweep's report has one row per trial and one per category of overhead; their sum is the sweep's share of its leases.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from cost.charges.attribution import Line, Lines, attribute
+from cost.ledger.ledger import Ledger
+from cost.money import Money
+from cost.prices.billing import BillingRule
+from cost.prices.book import PriceBook
+from cost.records import FORECASTS, Usage, UsageKey
+from cost.reports.csv_json import write_csv
+from cost.reports.report import Report, Row, make_row
+
+__all__ = ["Report", "Row", "sweep_report", "trial_costs", "write_csv"]
+
+
+def sweep_report(
+    ledger: Ledger,
+    book: PriceBook,
+    sweep_id: str,
+    now_ns: int,
+    *,
+    rules: Sequence[BillingRule] | None = None,
+    as_of_ns: int | None = None,
+) -> Report:
+    """A row per trial and per category of overhead; they sum to the sweep's share of its leases' charges.
+
+    Raises:
+        PriceError: a price or a billing rule that a lease of the sweep was opened with is missing.
+    """
+    found = attribute(ledger, book, now_ns, sweep_id=sweep_id, rules=rules, as_of_ns=as_of_ns)
+    mine = [line for line in found.lines if line.sweep_id == sweep_id]
+    return Report(f"sweep {sweep_id}", now_ns, trial_rows(mine, found), open_leases(mine, found))
+
+
+def trial_costs(
+    ledger: Ledger, book: PriceBook, sweep_id: str, now_ns: int, *, rules: Sequence[BillingRule] | None = None
+) -> dict[str, Money]:
+    """What each trial of a sweep has cost so far; trials without a price are left out."""
+    report = sweep_report(ledger, book, sweep_id, now_ns, rules=rules)
+    return {row.trial_id: cost for row in report.trials if (cost := row.cost) is not None}
+
+
+def trial_rows(lines: Iterable[Line], found: Lines) -> tuple[Row, ...]:
+    """Rows by trial, in the order they began, then by category of overhead; one set per sweep and currency."""
+    trials: dict[Hashable, list[Line]] = defaultdict(list)
+    overheads: dict[Hashable, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.trial_id:
+            trials[line.sweep_id, line.trial_id, line.lease.currency].append(line)
+        else:
+            overheads[line.sweep_id, line.category, line.lease.currency].append(line)
+    began: dict[Hashable, int] = {}
+    attempts: dict[tuple[str, str], list[Usage]] = defaultdict(list)
+    for (sweep_id, key), usage in found.usages.items():
+        attempts[sweep_id, key.trial_id].append(usage)
+        began[sweep_id, key.trial_id] = min(usage.from_ns, began.get((sweep_id, key.trial_id), usage.from_ns))
+    rows = []
+    for key, mine in sorted(trials.items(), key=lambda item: (began.get(item[0][:2], 0), str(item[0]))):  # type: ignore[index]
+        sweep_id, trial_id, _ = key  # type: ignore[misc]
+        rows.append(_trial_row(mine, sorted(attempts[sweep_id, trial_id], key=lambda u: (u.key.attempt, u.from_ns))))
+    for _, mine in sorted(overheads.items(), key=lambda item: str(item[0])):
+        rows.append(make_row("overhead", mine[0].category, mine, sweep_id=mine[0].sweep_id))
+    return tuple(rows)
+
+
+def grouped_rows(lines: Iterable[Line], name_of: Callable[[Line], str]) -> tuple[Row, ...]:
+    """Rows by any property of a line, one per currency, in order of name."""
+    groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    for line in lines:
+        groups[name_of(line), line.lease.currency].append(line)
+    return tuple(make_row("group", name, mine) for (name, _), mine in sorted(groups.items()))
+
+
+def _trial_row(lines: Sequence[Line], attempts: Sequence[Usage]) -> Row:
+    first = lines[0]
+    if not attempts:
+        return make_row("trial", first.trial_id, lines, sweep_id=first.sweep_id, trial_id=first.trial_id)
+    flags = set()
+    for usage in attempts:
+        if usage.end_estimated:
+            flags.add("end_estimated")
+        if usage.wall:
+            flags.add("wall")
+        if usage.to_ns is None:
+            flags.add("open")
+    labels: dict[str, str] = {}
+    for usage in attempts:
+        labels.update(usage.labels)
+    for usage in reversed(attempts):
+        # A trial was forecast when it was first started: what a later attempt knew better is no forecast of it.
+        labels.update({name: usage.labels[name] for name in FORECASTS if name in usage.labels})
+    return make_row(
+        *("trial", first.trial_id, lines),
+        sweep_id=first.sweep_id,
+        trial_id=first.trial_id,
+        attempts=len(attempts),
+        cards=attempts[-1].cards,
+        labels=labels,
+        flags=flags,
+    )
+
+
+def open_leases(lines: Iterable[Line], found: Lines) -> tuple[str, ...]:
+    """Which of the leases of some lines are still held."""
+    held = {line.lease.lease_id for line in lines}
+    return tuple(s.lease.lease_id for s in found.leases if s.to_ns is None and s.lease.lease_id in held)
+
+
+def usage_of(line: Line, found: Lines) -> Usage | None:
+    """The attempt behind a line; None for overhead."""
+    return found.usages.get((line.sweep_id, UsageKey(line.lease.lease_id, line.trial_id, line.attempt)))

@@ -1,0 +1,50 @@
+"""What the commands of `python -m sweeps` share: their options, and which sweep is meant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost.cli.common import DEFAULT_ROOT, Db, Root, opened, place_of, refusing
+
+if TYPE_CHECKING:
+    from cost.ledger.ledger import Ledger
+
+__all__ = [
+    "DEFAULT_ROOT",
+    "Db",
+    "Endpoint",
+    "Json",
+    "Reason",
+    "Region",
+    "Root",
+    "Sweep",
+    "chosen",
+    "opened",
+    "place_of",
+    "refusing",
+]
+
+Sweep = Annotated[str, typer.Argument(help="A sweep's name, or `last`.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it is kept in the journal.")]
+Endpoint = Annotated[str, typer.Option(help="URL of an S3 server other than AWS; default: boto3's own settings.")]
+Region = Annotated[str, typer.Option(help="Region of the bucket; default: boto3's own settings.")]
+
+
+def chosen(ledger: Ledger, sweep: str) -> str:
+    """The name of the sweep that is meant.
+
+    Raises:
+        LedgerError: there is no such sweep.
+    """
+    from cost.records import LedgerError
+    from sweeps.journal.journal import sweep_ids
+
+    known = sweep_ids(ledger)
+    if sweep == "last" and known:
+        return known[-1]
+    if sweep not in known:
+        raise LedgerError(f"there is no sweep {sweep!r}; there are: {', '.join(known) or 'none'}")
+    return sweep

@@ -1,0 +1,282 @@
+"""`python -m sweeps`: what is running, what happened, and what MLflow has still to hear. Reads, and starts nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, opened, place_of
+from sweeps.cli.transfer import add_to
+
+if TYPE_CHECKING:
+    from cost.ledger.ledger import Ledger
+    from sweeps.journal.journal import Journal, SweepRecord, TrialRecord
+    from sweeps.report.timeline import Told
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Look at sweeps: their state, their story, their curves in MLflow.",
+    epilog="Examples:  python -m sweeps status  |  python -m sweeps show last  |  python -m sweeps status --json",
+)
+
+
+@app.command()
+def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> None:
+    """Every sweep, newest last: its trials by state, and its gate."""
+    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed
+    from sweeps.journal.journal import decisions, load, replay, sweep_ids
+
+    place = place_of(root, db)
+    with opened(root, db) as ledger:
+        going, unknown = unconfirmed(ledger), _unknown(ledger)
+        if as_json:
+            found = [_status_row(place, load(ledger, i), details=True) for i in sweep_ids(ledger)]
+            print(json.dumps({"sweeps": found, UNCONFIRMED: going, "not_in_these_books": unknown}, indent=2))
+            return
+        # What trainers said need not be read for the table, nor which cards came back.
+        rows = [_status_row(place, replay(i, decisions(ledger, i, {"released"}))) for i in sweep_ids(ledger)]
+    from rich.table import Table
+
+    from sweeps.report.terminal import make_console
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("sweep", "stage", "machine", "trials", "state", "gate"):
+        table.add_column(name)
+    for row in rows:
+        trials = ", ".join(f"{n} {state.lower().replace('_', ' ')}" for state, n in row["trials"].items())
+        table.add_row(row["sweep"], row["stage"], row["machine"], trials, row["state"], row["gate"] or "-")
+    console = make_console()
+    console.print(table)
+    for lease_id, text in going.items():
+        console.print(f"{UNCONFIRMED}: lease {lease_id} goes on: {text}", soft_wrap=True, markup=False)
+    for sentence in unknown.values():
+        console.print(sentence, soft_wrap=True, markup=False)
+
+
+def _unknown(ledger: Ledger) -> dict[str, str]:
+    """Of rented machines that sweeps have left: what may have gone on to cost."""
+    from cost.reports import unaccounted
+
+    if not (found := unaccounted.gaps(ledger)):
+        return {}
+    from cost.prices.book import PriceBook
+    from sweeps.config.build import CONF_DIR
+
+    return unaccounted.sentences(found, PriceBook.load(CONF_DIR / "pricing"), ledger.now_ns())
+
+
+@app.command()
+def show(
+    sweep: Sweep = "last",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    words: Annotated[bool, typer.Option("--words", help="With every word of every trainer, step by step.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The story of one sweep in time order, and what each part of it has cost."""
+    from cost.prices.book import PriceError
+    from sweeps.journal.journal import decisions, replay, sweep_events
+    from sweeps.machines.machine import money_text
+    from sweeps.report.timeline import read_costs, still_running, story
+
+    with opened(root, db) as ledger:
+        sweep_id = chosen(ledger, sweep)
+        decided = list(decisions(ledger, sweep_id))
+        record = replay(sweep_id, decided)
+        now_ns = record.last_ns if record.simulated else max(record.last_ns, ledger.now_ns())
+        ends = [e.at_ns for e in decided if e.kind == "driver_ended"]
+        try:
+            costs = read_costs(ledger, sweep_id, ends, now_ns, money_text)
+        except PriceError as error:
+            costs = None
+            typer.echo(f"no costs are shown: {error}", err=True)
+        lines = story(sweep_events(ledger, sweep_id) if words else decided, costs)
+        if costs:
+            lines = itertools.chain(lines, still_running(record, costs, now_ns))
+        _print_story(sweep_id, lines, as_json)
+
+
+@app.command()
+def track(
+    sweep: Annotated[str, typer.Argument(help="A sweep's name, `last`, or `all`.")] = "all",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    uri: Annotated[str | None, typer.Option("--uri", help="MLflow's tracking URI; default: that of the sweep.")] = None,
+) -> None:
+    """Deliver to MLflow what it has not heard yet, from the journal. Delivering twice changes nothing."""
+    from sweeps.journal.journal import load, sweep_ids
+    from sweeps.report.mlflow import Delivery, default_uri
+
+    with opened(root, db) as ledger:
+        for sweep_id in sweep_ids(ledger) if sweep == "all" else [chosen(ledger, sweep)]:
+            tracking = load(ledger, sweep_id).config["tracking"]
+            where = uri or tracking["uri"] or default_uri(root)
+            try:
+                Delivery(where, tracking["experiment"], root / "mlartifacts", sweep_id).deliver(ledger)
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                typer.echo(f"MLflow at {where} does not answer: {reason[:200]}", err=True)
+                raise typer.Exit(1) from error
+            typer.echo(f"{sweep_id}: MLflow at {where} has everything")
+
+
+@app.command()
+def stop(
+    sweep: Sweep = "last",
+    reason: Reason = "asked for",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """Stop the driver of a sweep as Ctrl-C would: checkpoints are written, and the sweep can be resumed."""
+    from cost.ledger.ledger import HEARTBEAT_NS
+    from cost.ledger.sweep_lock import driver_of
+    from cost.records import LedgerError
+
+    with opened(root, db, write=True) as ledger:
+        journal = _journal(ledger, sweep)
+        record = journal.record
+        if driver_of(place_of(root, db), record.sweep_id) is None:
+            how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command goes on with it"
+            raise LedgerError(f"{record.sweep_id} has no driver at work: {how}")
+        journal.operator("stop", reason, [], str(ledger.now_ns()))
+    typer.echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_NS // 10**9} s")
+
+
+@app.command()
+def cancel(
+    sweep: Sweep = "last",
+    trial: Annotated[list[str] | None, typer.Option("--trial", help="A trial; default: all that are left.")] = None,
+    reason: Reason = "asked for",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """Give up trials: what runs is stopped, what waits is never started, and no resume goes on with them."""
+    from cost.records import LedgerError
+    from sweeps.journal.journal import TrialState
+
+    with opened(root, db, write=True) as ledger:
+        journal = _journal(ledger, sweep)
+        record = journal.record
+        left = {t.trial_id for t in record.unfinished}
+        given_up = sorted(left) if trial is None else trial
+        for trial_id in given_up:
+            if trial_id not in record.trials:
+                known = ", ".join(record.trials)
+                raise LedgerError(f"{record.sweep_id} has no trial {trial_id!r}; it has: {known}")
+            if trial_id not in left:
+                raise LedgerError(f"{trial_id} is over already: {record.trials[trial_id].state}")
+        to_come = record.to_propose if trial is None else 0
+        if to_come:
+            journal.append("search_ended", {"trials": len(record.trials)}, f"search_ended:{len(record.trials)}")
+        elif not given_up:
+            raise LedgerError(f"{record.sweep_id} has no trial left to give up")
+        journal.operator("cancel", reason, given_up, str(ledger.now_ns()))
+        journal.catch_up()
+        running = [t for t in given_up if record.trials[t].state is TrialState.RUNNING]
+    word = f"; {len(running)} of them at their next word" if running else ""
+    typer.echo(f"{record.sweep_id}: {len(given_up) + to_come} trials are given up{word}")
+
+
+def _journal(ledger: Ledger, sweep: str) -> Journal:
+    from sweeps.journal.journal import Journal
+
+    return Journal(ledger, chosen(ledger, sweep))
+
+
+def _status_row(place: str | Path, record: SweepRecord, *, details: bool = False) -> dict[str, Any]:
+    from cost.ledger.sweep_lock import driver_of
+    from sweeps.journal.journal import TrialState
+    from sweeps.report.timeline import gate_word, utc
+
+    by = driver_of(place, record.sweep_id) if record.ended is None else None
+    states = [t.state for t in record.trials.values()]
+    to_come = {"TO_PROPOSE": record.to_propose} if record.to_propose else {}
+    return {
+        "sweep": record.sweep_id,
+        "stage": record.stage,
+        "machine": record.machine,
+        "planned_at": utc(record.planned_ns),
+        "simulated": record.simulated,
+        "trials": {str(s): n for s in TrialState if (n := states.count(s))} | to_come,
+        "state": record.ended or ("running" if by else "lost"),
+        "driver": str(by) if by else None,
+        "gate": None if record.gate is None else gate_word(record.gate),
+        **({"details": [_trial_row(t) for t in record.trials.values()]} if details else {}),
+    }
+
+
+def _trial_row(trial: TrialRecord) -> dict[str, Any]:
+    return {
+        "trial": trial.trial_id,
+        "state": str(trial.state),
+        "attempts": len(trial.attempts),
+        "step": trial.summary.step,
+        "prompts_per_step": trial.planned.prompts_per_step,
+        "group_size": trial.planned.group_size,
+        "lr": trial.planned.lr,
+        "lr_scaling": list(trial.planned.names),
+        "seed": trial.planned.seed,
+        "acc": trial.summary.acc,
+        "checkpoint": trial.checkpoint.path if trial.checkpoint else None,
+    }
+
+
+def _print_story(sweep_id: str, lines: Iterable[Told], as_json: bool) -> None:
+    from sweeps.report.timeline import style_of, utc
+
+    if as_json:
+        rows = [
+            {"at": utc(t.at_ns), "kind": t.kind, "text": t.text, **({"cost": t.money} if t.money else {})}
+            for t in lines
+        ]
+        print(json.dumps({"sweep": sweep_id, "events": rows}, indent=2))
+        return
+    from rich.text import Text
+
+    from sweeps.report.terminal import WIDTH, make_console
+
+    console = make_console()
+    console.print(sweep_id, markup=False)
+    width = min(console.width, WIDTH)
+    for line in lines:
+        money = f"  {line.money}" if line.money else ""
+        text = Text(f"{utc(line.at_ns)[:19]}  {line.text}", style=style_of(line))
+        text.truncate(width - len(money), overflow="ellipsis", pad=bool(money))
+        console.print(text.append(money, style="bold"), no_wrap=True, overflow="ignore", crop=False)
+
+
+@app.command()
+def deadman(
+    sweep: Annotated[str, typer.Option(help="The sweep to watch, by name.")],
+    after: Annotated[str, typer.Option(help="Silence of a dead driver before machine.down is run: 90s, 15m, 2h.")],
+    root: Root = DEFAULT_ROOT,
+    db: Annotated[str | None, typer.Option("--db", envvar="GRPO_LADDER_DB", help="The ledger's database.")] = None,
+) -> None:
+    """Give a machine back whose driver died. Started by the driver itself, where machine.deadman is set."""
+    from sweeps.config.durations import seconds_of
+    from sweeps.driver.deadman import watch
+
+    try:
+        seconds = seconds_of(after)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--after") from error
+    if seconds is None or not (root / sweep).is_dir():
+        typer.echo(f"There is no sweep {sweep!r} in {root}", err=True)
+        raise typer.Exit(2)
+    watch(place_of(root, db), root / sweep, seconds, lambda text: print(f"{_now()}  {text}", flush=True))
+
+
+def _now() -> str:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+add_to(app)

@@ -1,0 +1,190 @@
+"""The commands for going to another machine and back: push, pack, unpack, merge."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sweeps.cli.common import DEFAULT_ROOT, Db, Endpoint, Json, Region, Root, Sweep, chosen, opened, place_of, refusing
+
+if TYPE_CHECKING:
+    from cost.copies.merge import Merged
+    from cost.ledger.ledger import Ledger
+
+Cache = Annotated[Path | None, typer.Option(help="Converted models (paths.cache); default: ROOT/cache.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """The four commands, beside those that `app` has."""
+    for command, example in (
+        (push, "python -m sweeps push last"),
+        (pack, "python -m sweeps pack --out box.tar  |  python -m sweeps pack --out s3://team/box.tar --no-cache"),
+        (unpack, "python -m sweeps unpack box.tar  |  python -m sweeps unpack s3://team/box.tar --take-prices"),
+        (merge, "python -m sweeps merge box.tar  |  python -m sweeps merge /mnt/box/runs/ledger.db --dry-run"),
+    ):
+        app.command(epilog=f"Examples:  {example}")(command)
+
+
+def push(
+    sweep: Sweep = "last",
+    to: Annotated[str | None, typer.Option(help="s3://bucket/prefix; default: as the sweep was configured.")] = None,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """Bring a sweep's checkpoints, artifacts and a snapshot of the ledger into its bucket, now. Twice is once."""
+    import dataclasses
+
+    from cost.copies.s3 import bucket_of
+    from cost.copies.s3_snapshot import archive
+    from cost.records import LedgerError
+    from sweeps.config.build import CONF_DIR
+    from sweeps.journal.journal import load
+    from sweeps.storage.uploads import bucket_of_sweeps, storage_of, unsaved_text
+    from sweeps.storage.uploads import push as deliver
+
+    with opened(root, db) as ledger:
+        sweep_id = chosen(ledger, sweep)
+        storage = storage_of(load(ledger, sweep_id))
+        if to is not None:
+            at = bucket_of(to, endpoint_url=endpoint_url, region=region)
+            where = {"bucket": at.name, "prefix": at.prefix, "endpoint_url": endpoint_url, "region": region}
+            storage = dataclasses.replace(storage, **where)
+        if storage.bucket is None:
+            raise LedgerError(f"{sweep_id} was run with storage=local: say where to, with --to s3://bucket/prefix")
+        left = deliver(storage, ledger, sweep_id, root / sweep_id, lambda text: typer.echo(text, err=True))
+        archive(ledger, bucket_of_sweeps(storage), pricing=CONF_DIR / "pricing")
+    if left:
+        typer.echo(unsaved_text(sweep_id, left), err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{sweep_id}: everything that is on this machine is in {bucket_of_sweeps(storage).url} too")
+
+
+def pack(
+    out: Annotated[str, typer.Option(help="The archive: a file, or s3://bucket/NAME.tar.")] = "box.tar",
+    cache: Cache = None,
+    with_cache: Annotated[bool, typer.Option("--with-cache/--no-cache", help="Take converted models along.")] = True,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints/--no-checkpoints", help="Take each trial's newest checkpoint along.")
+    ] = True,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """One archive of what an empty machine needs: ledger, journals, recipes, checkpoints, caches, price book."""
+    from sweeps.storage.pack import pack as write
+
+    with opened(root, db, write=True) as ledger:
+        folder = cache or root / "cache"
+        packed = write(
+            ledger,
+            root,
+            out,
+            cache=folder if with_cache and folder.is_dir() else None,
+            with_checkpoints=checkpoints,
+            endpoint_url=endpoint_url,
+            region=region,
+        )
+    what = f"{len(packed.sweeps)} sweeps, {packed.checkpoints} checkpoints, {packed.size_bytes / 2**20:.1f} MiB"
+    typer.echo(f"{packed.place}: {what}")
+    for note in packed.notes:
+        typer.echo(f"  {note}")
+    typer.echo(f"There:  python -m sweeps unpack {packed.place if '://' in out else Path(out).name}")
+
+
+def unpack(
+    archive: Annotated[str, typer.Argument(help="What `sweeps pack` made: a file, or s3://bucket/NAME.tar.")],
+    cache: Cache = None,
+    take_prices: Annotated[
+        bool, typer.Option("--take-prices", help="Use the archive's price book here, in place of this one.")
+    ] = False,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+) -> None:
+    """Put an archive in place on this machine, so that the next stage finds its open gate. Twice is once."""
+    from sweeps.storage import unpack as unpacking
+
+    with refusing(), unpacking.opened(archive, root, endpoint_url=endpoint_url, region=region) as source:
+        done = unpacking.unpack(
+            source, root, place_of(root, db), cache=cache or root / "cache", take_prices=take_prices, name=archive
+        )
+    typer.echo(f"{root}: {len(done.sweeps)} sweeps, {done.files} files put in place")
+    for path in done.left_alone:
+        typer.echo(f"  left alone, since it is another one here: {path}")
+    if done.prices is not None and not take_prices:
+        names = ", ".join(done.differing_prices)
+        typer.echo(f"  its price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
+    with opened(root, db) as ledger:
+        stage = _stage_above(ledger)
+    plan = f"  |  python sweep.py +stage={stage} dry_run=true" if stage else ""
+    typer.echo(f"Next:  python -m sweeps status{plan}")
+
+
+def merge(
+    source: Annotated[
+        str,
+        typer.Argument(help="An archive of `sweeps pack`, a ledger's file or URL, or a snapshot s3://bucket/prefix."),
+    ],
+    lost: Annotated[
+        bool, typer.Option("--lost", help="That machine is gone for good: close what it had not ended.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would come in, and change nothing.")] = False,
+    endpoint_url: Endpoint = "",
+    region: Region = "",
+    root: Root = DEFAULT_ROOT,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Bring the journal and the ledger of another machine into this one: no duplicate, no gap, all or nothing."""
+    from cost.copies.merge import merge as merge_ledger
+    from sweeps.storage import unpack as unpacking
+
+    with opened(root, db, write=True) as ledger, ExitStack() as stack:
+        if source.endswith(".tar"):
+            given = stack.enter_context(unpacking.opened(source, root, endpoint_url=endpoint_url, region=region))
+            done = unpacking.merge_archive(ledger, given, root, lost=lost, dry=dry_run)
+        else:
+            other: str | Path = source
+            if source.startswith("s3://"):
+                at = unpacking.snapshot(source, root, endpoint_url=endpoint_url, region=region)
+                other = stack.enter_context(at)
+            done = merge_ledger(ledger, other, lost=lost, dry=dry_run)
+    _tell(done, dry_run, as_json)
+
+
+def _tell(done: Merged, dry: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"added": dict(done.added), "streams": list(done.streams), "dry_run": dry}, indent=2))
+        return
+    if not done.added:
+        typer.echo("Everything was here already.")
+        return
+    rows = ", ".join(f"{count} {table}" for table, count in sorted(done.added.items()))
+    typer.echo(f"{'Would come in' if dry else 'Came in'}: {rows}")
+    for stream in done.streams:
+        typer.echo(f"  {stream}")
+    if done.closed_as_lost:
+        typer.echo(f"  {done.closed_as_lost} attempts that had no end were closed at their last heartbeat")
+    if done.estimates_dropped:
+        typer.echo(f"  {done.estimates_dropped} ends that it had to guess are known here, and stay as they are")
+    if not dry:
+        typer.echo("Next:  python -m cost check  |  python -m sweeps track all")
+
+
+def _stage_above(ledger: Ledger) -> str:
+    """What stands on the newest open gate; empty: none is open, or nothing does."""
+    from sweeps.journal.journal import decisions, replay, sweep_ids
+
+    for sweep_id in reversed(sweep_ids(ledger)):
+        record = replay(sweep_id, decisions(ledger, sweep_id))
+        if record.gate is not None and record.gate["open"]:
+            return record.config["stage"]["next_stage"]
+    return ""

@@ -1,0 +1,125 @@
+"""From Hydra's composed configuration to a checked `SweepConfig`: the one place that touches OmegaConf.
+
+It decides nothing about a sweep and starts nothing; what it refuses, it refuses before anything is written or billed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from rl.codec import from_json, to_json
+from sweeps.config.checks import problems
+from sweeps.config.overrides import CONF_DIR, as_hydra_takes_it, check_overrides, composition_error
+from sweeps.config.types import ConfigError, SweepConfig
+from sweeps.planning.space import flat_space
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = [
+    "CONF_DIR",
+    "ConfigError",
+    "SweepConfig",
+    "as_hydra_takes_it",
+    "build",
+    "canonical",
+    "check_overrides",
+    "compose",
+    "composition_error",
+]
+
+_LISTS = ("prompts_per_step", "group_size", "lr_scaling", "seeds")
+
+
+def compose(overrides: Sequence[str]) -> SweepConfig:
+    """The configuration that `python sweep.py OVERRIDES` runs with.
+
+    Raises:
+        ConfigError: whatever is wrong with the overrides or with what they add up to.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    check_overrides(overrides)
+    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+        try:
+            cfg = hydra_compose(config_name="config", overrides=[as_hydra_takes_it(o) for o in overrides])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise composition_error(error) from error
+    return build(cfg)
+
+
+def build(cfg: DictConfig) -> SweepConfig:
+    """Type and check a composed configuration.
+
+    Raises:
+        ConfigError: a missing or unknown key, a wrong type, or values that cannot run; all problems of values at once.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        data: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise composition_error(error) from error
+    data.pop("hydra", None)
+    config = _typed(data)
+    search = dataclasses.replace(config.search, cards_per_trial=config.search.cards_per_trial or config.machine.cards)
+    config = dataclasses.replace(config, search=search)
+    if found := problems(config):
+        raise ConfigError("\n".join(found))
+    paths = {f.name: str(Path(getattr(config.paths, f.name)).expanduser()) for f in dataclasses.fields(config.paths)}
+    return dataclasses.replace(config, paths=dataclasses.replace(config.paths, **paths))
+
+
+def canonical(config: SweepConfig) -> dict[str, Any]:
+    """The configuration as plain JSON types, in a fixed order, without any password: for hashing and `config.yaml`."""
+    return _without_passwords(to_json(config))
+
+
+def _typed(data: dict[str, Any]) -> SweepConfig:
+    for axis in _LISTS:  # one value is a list of one
+        if not isinstance(data["search"].get(axis), list):
+            data["search"][axis] = [data["search"].get(axis)]
+    data["search"]["space"] = flat_space(data["search"].get("space") or {})
+    limit = data["budget"].get("sweep_limit")
+    if isinstance(limit, int | float):
+        raise ConfigError(
+            f"budget.sweep_limit={limit} has no currency, and as a number it has lost its digits already; "
+            f"write an amount and its currency: 'budget.sweep_limit=12.10 USD'"
+        )
+    try:
+        return from_json(SweepConfig, data)
+    except ValueError as error:
+        text = str(error).replace("SweepConfig has", "the configuration has").removeprefix("SweepConfig.")
+        raise ConfigError(text + _how_to_write(text)) from error
+
+
+def _how_to_write(complaint: str) -> str:
+    """What to type where `rl.codec` complains about a type."""
+    found = re.fullmatch(r"(\S+?)=(.*) should be of type (\w+)", complaint)
+    if not found:
+        return ""
+    key, value, kind = found.groups()
+    if kind == "str":
+        return "; null is not possible here" if value == "None" else f"; quote a text twice: '{key}=\"{value}\"'"
+    return {"bool": "; write true or false", "int": "; write a whole number"}.get(kind, "; write a number")
+
+
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_passwords(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_without_passwords(v) for v in value]
+    if isinstance(value, str) and "://" in value and "@" in value:
+        parts = urlsplit(value)
+        if parts.password:
+            return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
+    return value

@@ -1,0 +1,61 @@
+"""The text of `python sweep.py --help`: commands, groups and the keys people type most, read from `conf/` itself."""
+
+from __future__ import annotations
+
+from sweeps.config.overrides import COMMAND, groups, options, stage_commands
+
+TYPED_MOST = {
+    "dry_run=true": "print the plan and its cost; run and write nothing",
+    "resume=auto|never|failed|SWEEP": "go on with an unfinished sweep; docs/commands/sweep.md",
+    "paths.root=DIR": "where everything is written (default runs)",
+    "model.path=PATH_OR_HUB_ID": "with model=hf: a folder, or for example Qwen/Qwen3-0.6B",
+    "task.path=PATH": "with task=gsm8k: a .parquet or .jsonl file, or a folder with train and test",
+    "algorithm.lr=1e-5": "learning rate",
+    "algorithm.updates_per_rollout=2": "optimiser updates per rollout batch",
+    "search.prompts_per_step=[8,16]": "trials over the prompts of a step",
+    "search.group_size=[8]": "trials over G, the completions of a prompt",
+    "search.lr_scaling=[hold,linear]": "trials over hold, sqrt, linear, clip_frac",
+    "'search.space={KEY:[A,B]}'": "trials over any other key that can change a result; docs/search.md",
+    "search.seeds=[0,1]": "every trial once per seed",
+    "search.trials=N": "how many; a grid is repeated over further seeds until there are N",
+    "search.pruning=asha|median": "end trials early that do poorly at evaluation.every_steps; docs/search.md",
+    "stage.steps=N": "length of a trial",
+    "'budget.sweep_limit=12.10 USD'": "the most that this sweep may cost",
+    "'gate.force=\"why, in words\"'": "take this stage's closed gate for open, and say why",
+    "'gate.start_anyway=\"why\"'": "start without the open gate of the stage below, and say why",
+    "gate.acknowledge=read-XXXXXX": "start on more cards: what changes was printed, and read",
+}
+
+EXAMPLES = (
+    "+stage=smoke model=tiny dry_run=true",
+    "+stage=smoke trainer=simulated",
+    "+stage=smoke machine=rtx4090 model=hf model.path=Qwen/Qwen3-0.6B task=gsm8k",
+    "+stage=smoke search=random search.trials=8 'search.space.algorithm.lr={low:1e-6,high:1e-4,log:true}'",
+    "+stage=single machine=rtx4090 model=hf model.path=Qwen/Qwen3-0.6B task=gsm8k",
+    "+stage=multi machine=p5 machine.purchase=spot 'budget.sweep_limit=200 USD' dry_run=true",
+)
+
+
+def help_text() -> str:
+    """What `--help` prints."""
+    width = max(map(len, TYPED_MOST))
+    keys = "\n".join(f"  {key:{width}}  {text}" for key, text in TYPED_MOST.items())
+    chosen = "\n".join(f"  {g:10} {', '.join(options(g))}" for g in groups() if g != "stage")
+    examples = "\n".join(f"  {COMMAND} {e}" for e in EXAMPLES)
+    return f"""Usage: {COMMAND} +stage=STAGE [GROUP=CHOICE ...] [KEY=VALUE ...]
+
+Stages, one of which must be chosen, with the plus sign:
+{stage_commands()}
+
+Groups and their choices (the files of conf/, where every key is explained):
+{chosen}
+
+Keys that people type most:
+{keys}
+
+Examples:
+{examples}
+
+Exit codes: 0 done and gate open, 1 failed, 2 bad configuration, 3 gate closed, 4 budget refused or stopped,
+130 interrupted (resumable). `{COMMAND} +stage=smoke --cfg job` prints the whole configuration.
+Money: `python -m cost --help`. Sweeps: `python -m sweeps --help`."""

@@ -1,0 +1,166 @@
+"""The dead-man timer: a process of its own that gives a machine back whose driver died and was not heard of since.
+
+It reads the driver's heartbeats and writes nothing until it fires. It never fires while a driver of the sweep lives,
+after one ended in order, or while the ledger cannot be read: what is not known is no reason to take a machine away.
+Silence is counted on its own monotonic clock, so that a clock that is set changes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cost.ledger import release_requests
+from cost.ledger.ledger import Ledger
+from cost.ledger.sweep_lock import driver_of, driving
+from cost.records import StoredEvent, StoreError
+from rl.codec import from_json
+from sweeps.config.durations import seconds_of
+from sweeps.config.types import ConfigError, SweepConfig
+from sweeps.driver.resume import end_lost_attempts
+from sweeps.journal.journal import Journal, decisions, replay
+from sweeps.machines import release
+from sweeps.storage.uploads import unsaved
+
+DB_VARIABLE = "GRPO_LADDER_DB"
+"""Where the timer finds the ledger, if it is in a server: a command line would show the password to every user."""
+POLL_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the ledger says of a sweep at one look."""
+
+    lease_id: str
+    heard_ns: int
+    over: bool
+    """Nothing is left to watch: the lease is closed or left, or the driver ended and settled what becomes of it, or the
+    newest driver wants no timer."""
+    after_seconds: float | None
+    """Of the newest driver's `machine.deadman`; None: as this timer was told."""
+
+
+def start(cfg: SweepConfig, sweep_id: str, database: str | Path) -> subprocess.Popen[bytes] | None:
+    """Start the timer of this sweep, detached; where one is at work already, the new one goes at once."""
+    if not cfg.machine.deadman.strip() or not release.is_real(cfg):
+        return None
+    root = Path(cfg.paths.root).absolute()
+    code = str(Path(__file__).resolve().parents[2])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [code, os.environ.get("PYTHONPATH")]))}
+    if not isinstance(database, Path):
+        environment[DB_VARIABLE] = database
+    command = [sys.executable, "-m", "sweeps", "deadman", f"--sweep={sweep_id}", f"--after={cfg.machine.deadman}"]
+    with open(root / sweep_id / "deadman.log", "ab") as log:
+        return subprocess.Popen(
+            [*command, f"--root={root}"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def watch(
+    database: str | Path,
+    sweep_dir: Path,
+    after_seconds: float,
+    tell: Callable[[str], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> None:
+    """Watch until nothing is left to watch, or the machine was taken down. Returns at once where another watches."""
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    with open(sweep_dir / "deadman.lock", "a", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            tell("another timer watches this sweep already")
+            return
+        tell(f"watching {sweep_dir.name}: fires after {after_seconds:g} s without a driver")
+        heard_ns, since = 0, monotonic()
+        while True:
+            seen = _look(database, sweep_dir.name)
+            if seen is not None and seen.over:
+                tell("the sweep has ended in order: nothing to do")
+                return
+            if seen is not None:
+                after_seconds = seen.after_seconds or after_seconds
+            if seen is None or seen.heard_ns != heard_ns or _lives(database, sweep_dir.name):
+                heard_ns, since = seen.heard_ns if seen else heard_ns, monotonic()
+            elif monotonic() - since >= after_seconds:
+                if _fire(database, sweep_dir, after_seconds, tell):
+                    return
+                since = monotonic()
+            sleep(min(POLL_SECONDS, after_seconds / 4))
+
+
+def _look(database: str | Path, sweep_id: str) -> Seen | None:
+    """None: the ledger cannot be read now, or knows of no driver yet."""
+    try:
+        with Ledger.open(database, create=False, read_only=True) as ledger:
+            return _seen(ledger, sweep_id)
+    except StoreError:
+        return None
+
+
+def _seen(ledger: Ledger, sweep_id: str) -> Seen | None:
+    events = list(decisions(ledger, sweep_id))
+    record, newest = replay(sweep_id, events), _newest_driver(events)
+    if not record.lease_ids:
+        return None
+    state = ledger.lease_state(record.lease_ids[-1])
+    lease_id = state.lease.lease_id
+    settled = record.ended_ns is not None and release_requests.noted_since(ledger, lease_id, record.ended_ns)
+    wanted = newest.get("machine", {}).get("deadman")
+    over = state.to_ns is not None or sweep_id not in state.sweeps or settled or wanted == ""
+    return Seen(lease_id, state.last_heartbeat_ns, over, seconds_of(wanted) if wanted else None)
+
+
+def _newest_driver(events: Iterable[StoredEvent]) -> Mapping[str, Any]:
+    """What the driver that started last said of itself: another than the first may be on another machine."""
+    said: Mapping[str, Any] = {}
+    for event in events:
+        if event.kind == "driver_started":
+            said = event.body
+    return said
+
+
+def _lives(database: str | Path, sweep_id: str) -> bool:
+    """Whether a driver holds the sweep, on whatever host; where it cannot be told, it may."""
+    try:
+        return driver_of(database, sweep_id) is not None
+    except StoreError:
+        return True
+
+
+def _fire(database: str | Path, sweep_dir: Path, after_seconds: float, tell: Callable[[str], None]) -> bool:
+    """Take the machine down, holding the sweep meanwhile; False: a driver was faster, or the ledger takes nothing."""
+    try:
+        with driving(database, sweep_dir.name), Ledger.open(database, create=False) as ledger:
+            seen = _seen(ledger, sweep_dir.name)
+            if seen is None or seen.over:
+                return seen is not None
+            ledger.close_dead(driven=sweep_dir.name)
+            journal = Journal(ledger, sweep_dir.name)
+            end_lost_attempts(journal)
+            newest = _newest_driver(decisions(ledger, sweep_dir.name))
+            own = {key: newest[key] for key in ("machine", "storage") if key in newest}
+            cfg = from_json(SweepConfig, {**journal.record.config, **own})
+            left = unsaved(cfg.storage, ledger, sweep_dir.name, sweep_dir)
+            said = release.leave(cfg.machine, ledger, seen.lease_id, sweep_dir.name, left)
+            text = f"the driver was silent for {after_seconds:g} s and is dead: {said}"
+            journal.append("warning", {"text": text}, f"deadman:{ledger.now_ns()}")
+            tell(text)
+            return True
+    except (ConfigError, StoreError) as error:
+        tell(f"not now: {error}")
+        return False

@@ -1,0 +1,351 @@
+"""From a checked configuration to a finished sweep and an exit code: the order in which things are opened and closed.
+
+Everything that can be wrong is found before a lease is opened. Whatever happens after that, the books are closed, the
+processes are ended, and a person is told what to do next.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from threading import Timer
+from time import sleep
+
+from rich.text import Text
+
+from cost.charges.lease_charge import TAKEN_BACK
+from cost.clock import FakeClock, SystemClock
+from cost.ledger.ledger import Ledger
+from cost.ledger.sweep_lock import DrivenElsewhereError
+from cost.records import StoreError
+from rl.spec import Stop
+from sweeps.config.build import ConfigError, canonical
+from sweeps.config.types import SweepConfig
+from sweeps.driver import deadman
+from sweeps.driver.controller import SweepHost
+from sweeps.driver.finish import (
+    EXIT_BUDGET,
+    EXIT_FAILED,
+    EXIT_GATE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    exit_code,
+    failed,
+    judge,
+    keep_books,
+)
+from sweeps.driver.resume import (
+    bring_checkpoints_back,
+    check_can_run,
+    database,
+    earlier_sweeps,
+    end_lost_attempts,
+    end_lost_attempts_of_all,
+    held_sweep,
+    simulated_until,
+    to_go_on_with,
+)
+from sweeps.driver.session import Beside, Left, Session
+from sweeps.driver.summary import (
+    print_budget,
+    print_end,
+    print_plan,
+    print_promotion,
+    print_stopped,
+    resumed_text,
+    write_costs,
+)
+from sweeps.executors import Executor
+from sweeps.forecast.step_time import from_data_sheet, measured
+from sweeps.machines import acquire, release
+from sweeps.machines.cards import hold_cards
+from sweeps.machines.machine import find_price, forecast_labels, machine_instance, ray_address
+from sweeps.planning.plan import make_plan
+from sweeps.protocol.promotion import promotion
+from sweeps.report import terminal
+from sweeps.scheduling.budget_controller import Purse
+from sweeps.scheduling.limits import check_limits
+from sweeps.storage.uploads import unsaved_text
+
+SIMULATED_PAUSE_SECONDS = 0.1
+"""Of the world's time, for one simulated heartbeat of a sweep that is paused."""
+TERMINATION_SECONDS = 20.0
+"""How long trials may take to write a checkpoint after SIGTERM: those that send it often kill after 30."""
+
+
+def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
+    """Run one stage; the exit code of `sweep.py`. `typed` are its overrides, for the commands that are proposed.
+
+    Raises:
+        ConfigError: found before anything was started, written or billed.
+    """
+    console = terminal.make_console()
+    plan = make_plan(cfg)
+    pricing = find_price(cfg)
+    root = Path(cfg.paths.root)
+    records = earlier_sweeps(cfg, root)
+    time = measured(records, cfg) or from_data_sheet(cfg)
+    print_plan(console, cfg, plan, pricing, time)
+    step_up = promotion(records, cfg)
+    print_promotion(console, step_up)
+    check_limits(cfg, pricing)
+    known = to_go_on_with(cfg, plan, root, records)
+    if cfg.dry_run:
+        if known and not known.closed:
+            console.print(f"{known.sweep_id} is not finished: this goes on with it, {known.left} trials are left.")
+        console.print("dry_run=true: nothing was run and nothing was written.")
+        return EXIT_OK
+    check_can_run(cfg, root, console, acquire.per_hour(pricing))
+    if step_up.problem:
+        return EXIT_GATE
+    clock = SystemClock()
+    if cfg.trainer.name == "simulated":
+        clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, root, plan, records)))
+    finished = known is not None and known.closed and cfg.resume != "failed"
+    came_up = bool(cfg.machine.up) and release.is_real(cfg) and not finished
+    if came_up:
+        cfg = acquire.brought_up(cfg, console)
+    try:
+        with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
+            ledger.close_dead()
+            end_lost_attempts_of_all(ledger, records)
+            with held_sweep(cfg, plan, ledger, root, known) as (journal, still_held):
+                session = Session(cfg, typed, console, ledger, journal, clock, pricing, time, cards, still_held)
+                if session.record.closed:
+                    console.print(f"{session.record.sweep_id} is finished; resume=never starts another one.")
+                    return exit_code(session.record)
+                try:
+                    return _run_sweep(session)
+                except StoreError as error:
+                    print_stopped(console, error, typed)
+                    if held := release.still_held(cfg, None, acquire.per_hour(pricing)):
+                        session.tell(f"Machine:  {held}")
+                    return EXIT_FAILED
+    except (StoreError, ConfigError) as error:
+        undone = f"\n{acquire.undone(cfg, root, pricing)}" if came_up else ""
+        raise ConfigError(f"{error}{undone}") from error
+
+
+def _run_sweep(session: Session) -> int:
+    cfg, journal, record, ledger = session.cfg, session.journal, session.record, session.ledger
+    resumed = any(t.attempts for t in record.trials.values())
+    end_lost_attempts(journal)
+    bring_checkpoints_back(cfg, journal, session.sweep_dir, session.tell)
+    session.console.print(f"Sweep {record.sweep_id}" + (resumed_text(session) if resumed else ""))
+    purse = Purse(cfg, ledger, record, session.pricing, session.time, wait=_pause_of(session.clock))
+    for note in purse.notes:
+        session.tell(f"  {note}")
+    # Where only the closing of the books is left, no machine is held again.
+    only_to_close = bool(record.lease_ids) and not record.left
+    if not only_to_close and _cannot_be_paid(session, purse):
+        return EXIT_BUDGET
+    lease_id = record.lease_ids[-1] if only_to_close else acquire.hold(session)
+    purse.hold(ledger.lease_state(lease_id).lease)
+    session.still_held()
+    config = canonical(cfg)  # machine and storage may differ from those it was planned with
+    body = {"lease_id": lease_id, "pid": os.getpid(), "machine": config["machine"], "storage": config["storage"]}
+    journal.append("driver_started", body, f"driver_started:{ledger.now_ns()}")
+    journal.catch_up()
+    end_lost_attempts(journal)  # what a driver that had lost the sweep began meanwhile; now it can write no more
+    deadman.start(cfg, record.sweep_id, session.database)
+    beside = Beside(session)
+    beside.start()
+    how, why, executor, host = "failed", "", None, None
+    try:
+        with terminal.LiveView(session.console, record, cfg.stage.steps, session.costs, session.time) as view:
+            host = SweepHost(
+                cfg,
+                ledger=ledger,
+                journal=journal,
+                lease_id=lease_id,
+                sweep_dir=session.sweep_dir,
+                view=view,
+                cards=len(session.cards),
+                purse=purse,
+                forecast=lambda trial: forecast_labels(cfg, session.pricing, trial, session.time),
+                notice=beside.notice,
+                still_held=session.still_held,
+            )
+            try:
+                with _termination_as_interrupt():
+                    executor = _make_executor(session)
+                with _termination_as_notice(host):  # after Ray has put a handler of its own in place of ours
+                    executor.run(host)
+                how = _how_it_ended(host.stopped)
+            except KeyboardInterrupt:
+                how = "interrupted"
+                host.stop("interrupted")
+            except DrivenElsewhereError:
+                how = "driven elsewhere"
+                raise
+        why = host.stopped.reason if host.stopped else ""
+        if how == "interrupted":
+            because = f" ({reason})" if (reason := why.removeprefix("interrupted").lstrip(": ")) else ""
+            session.tell(f"Stopping{because}: ending the trials' processes and closing the books ...")
+    finally:
+        with _uninterrupted():
+            code = _end(session, lease_id, beside, executor, host, how, why)
+    return code
+
+
+def _end(
+    session: Session,
+    lease_id: str,
+    beside: Beside,
+    executor: Executor | None,
+    host: SweepHost | None,
+    how: str,
+    why: str,
+) -> int:
+    """End the processes, close the books, deliver what waits, and tell a person; what it is that `sweep.py` returns."""
+    cfg, record, ledger = session.cfg, session.record, session.ledger
+    if executor is not None:
+        executor.close()
+    if how == "driven elsewhere":  # by whom the books are kept, too
+        beside.stop_watching()
+        beside.drain("interrupted")
+        return EXIT_FAILED
+    if host is not None:
+        host.abandon("interrupted" if how == "interrupted" else "lost", "ended by the sweep")
+    beside.stop_watching()
+    verdict = judge(session) if how == "done" else None
+    going = release.goes(cfg, how, why)
+    if not going:
+        ledger.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken(why) else how)
+    report = session.report()
+    write_costs(session.console, report, session.sweep_dir)
+    # Last: a driver that is killed before it is followed by one that closes the books.
+    session.journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
+    session.journal.catch_up()
+    keep_books(session)
+    left = beside.drain(how)
+    code = EXIT_INTERRUPTED if how == "interrupted" else exit_code(record, verdict)
+    if how == "done" and not failed(record):
+        shutil.rmtree(session.sweep_dir / "ray", ignore_errors=True)
+    if how != "failed":  # what went wrong is on its way up, and is said there
+        print_end(session, report, verdict, how, why, tracked=left.tracked)
+        _say_unsaved(session, left)
+    acquire.leave(session, lease_id, going)
+    return code
+
+
+def _cannot_be_paid(session: Session, purse: Purse) -> bool:
+    """Whether not even one trial fits into a budget; if so, it is said, and nothing more is held."""
+    cfg, ledger = session.cfg, session.ledger
+    sweep_id = session.record.sweep_id
+    held = ledger.open_lease_of(machine_instance(cfg, sweep_id))
+    if not (refusal := purse.refusal(held is not None)):
+        return False
+    session.journal.append("driver_ended", {"how": "budget", "why": refusal}, f"driver_ended:{ledger.now_ns()}")
+    print_budget(session.console, refusal, session.typed)
+    if held is not None and sweep_id in held.sweeps:  # a driver of this sweep died and left the machine
+        going = release.goes(cfg, "budget", refusal)
+        if not going:
+            ledger.detach(held.lease.lease_id, sweep_id, "budget")
+        acquire.leave(session, held.lease.lease_id, going)
+    elif cfg.machine.up and release.is_real(cfg) and held is None:
+        session.tell(release.undo_up(cfg.machine, acquire.per_hour(session.pricing)))
+    return True
+
+
+def _say_unsaved(session: Session, left: Left) -> None:
+    if left.unsaved:
+        text = unsaved_text(session.record.sweep_id, left.unsaved)
+        session.console.print(Text(text, style="yellow"), soft_wrap=True)
+
+
+def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
+    """The cards that trials may use: this host's free ones. Simulated ones and a cluster's are not locked."""
+    if cfg.trainer.name == "simulated":
+        return nullcontext(tuple(range(cfg.machine.cards)))
+    if ray_address(cfg) != "local":
+        return _cluster_cards(cfg)
+    return hold_cards(cfg.machine, cfg.search.cards_per_trial)
+
+
+@contextmanager
+def _cluster_cards(cfg: SweepConfig) -> Iterator[tuple[int, ...]]:
+    """Connected to the cluster: as many of its cards as trials can use, at most those of the machine that is paid."""
+    from sweeps.executors.cluster import joined
+
+    named_by = f"machine.cluster={cfg.machine.cluster}"
+    with joined(ray_address(cfg), cfg.machine.device, cfg.search.cards_per_trial, named_by) as usable:
+        yield tuple(range(min(usable, cfg.machine.cards)))
+
+
+def _make_executor(session: Session) -> Executor:
+    """Ray Tune for real work; in this process, on the fake clock, for simulated trials."""
+    silence_seconds = session.cfg.retry.hung_after_seconds
+    if isinstance(session.clock, FakeClock):
+        from sweeps.executors.in_process import InProcessExecutor
+
+        return InProcessExecutor(session.clock, silence_seconds=silence_seconds)
+    from sweeps.executors.ray_tune import RayTuneExecutor
+
+    return RayTuneExecutor(
+        cards=session.cards,
+        device=session.cfg.machine.device,
+        logs=session.sweep_dir / "ray",
+        silence_seconds=silence_seconds,
+    )
+
+
+def _pause_of(clock: SystemClock | FakeClock) -> Callable[[], None]:
+    """What a paused sweep does at each heartbeat: simulated time must not run away from whoever is to raise a limit."""
+    return (lambda: sleep(SIMULATED_PAUSE_SECONDS)) if isinstance(clock, FakeClock) else (lambda: None)
+
+
+def _how_it_ended(stopped: Stop | None) -> str:
+    """What the driver's end is called in the journal, by why the host stopped, if it did."""
+    if stopped is None:
+        return "done"
+    return "budget" if stopped.reason.startswith("budget") else "interrupted"
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a sweep as Ctrl-C does: books closed, resumable."""
+
+    def raise_interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, raise_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _termination_as_notice(host: SweepHost) -> Iterator[None]:
+    """SIGTERM lets trials write a checkpoint, as a notice of preemption does; after a while, or again, as Ctrl-C."""
+    again = Timer(TERMINATION_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
+    again.daemon = True
+
+    def stop(*_: object) -> None:
+        if host.stopped:
+            raise KeyboardInterrupt
+        host.stop("preempted: SIGTERM")
+        again.start()
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        again.cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not leave half-closed books; closing takes seconds."""
+    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

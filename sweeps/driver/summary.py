@@ -1,0 +1,229 @@
+"""The two texts around a sweep: its plan and price before, what came of it and what to do next after."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from cost.ledger.sweep_lock import DrivenElsewhereError
+from cost.money import Money
+from cost.records import StoreError
+from cost.reports.by_trial import Report, write_csv
+from sweeps.config.types import SweepConfig
+from sweeps.driver.session import Session
+from sweeps.forecast.step_time import StepTime, sweep_seconds
+from sweeps.journal.journal import TrialState
+from sweeps.machines.machine import Pricing, money_text
+from sweeps.planning.plan import Plan, make_plan
+from sweeps.planning.space import axes
+from sweeps.protocol.gates import Verdict
+from sweeps.protocol.promotion import Promotion
+from sweeps.report import terminal
+from sweeps.search.best import Best, best, instead_of
+from sweeps.search.pruning import ends_nothing, first_evaluation
+
+
+def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime | None) -> None:
+    machine = cfg.machine
+    console.print(
+        Text(f"Stage {cfg.stage.name}: {plan.size} trials of {cfg.stage.steps} steps", style="bold"),
+    )
+    merged = plan.points - len(plan.trials)
+    if merged:
+        console.print(f"  {merged} of {plan.points} points are the same trial as another and are run once")
+    price = f"{money_text(pricing.per_hour)} an hour" if pricing.per_hour else "UNPRICED"
+    source = f" ({machine.sku}, read {pricing.row.day_read} from {_short(pricing.row.source)})" if pricing.row else ""
+    console.print(Text(f"  machine {machine.name}: {machine.hardware}; {price}{source}"), soft_wrap=True)
+    console.print(Text(f"  model {cfg.model.path or cfg.model.kind}, task {cfg.task.name}, {cfg.algorithm.name}"))
+    seconds = {t.trial_id: time.of(t, cfg.stage.steps) for t in plan.trials} if time else None
+    _print_search(console, cfg)
+    if plan.trials:
+        console.print(terminal.plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
+    if time:
+        total = sweep_seconds(plan, cfg, time)
+        bound = total * time.allowance
+        console.print(f"  about {terminal.duration(total)} and {pricing.of(total)}, at most {pricing.of(bound)}")
+        console.print(f"  ({time.source})")
+    else:
+        console.print(
+            f"  time not known: the size of model {cfg.model.path or cfg.model.kind} is not, and none was measured; "
+            f"each hour costs {pricing.of(3600)}"
+        )
+    for warning in filter(None, (*plan.warnings, ends_nothing(cfg, plan.trials or plan.typical))):
+        console.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def _print_search(console: Console, cfg: SweepConfig) -> None:
+    """Where points come from, if they are not the grid's, and what ends trials early."""
+    search = cfg.search
+    if search.method != "grid":
+        seeds = f", each point with seeds {', '.join(map(str, search.seeds))}" if len(search.seeds) > 1 else ""
+        how = {
+            "random": f"points drawn at random (search.sampler_seed={search.sampler_seed})",
+            "optuna": f"points proposed by Optuna's TPE (search.sampler_seed={search.sampler_seed}), the first "
+            f"{search.startup_trials} at random",
+        }[search.method]
+        console.print(f"  {how}{seeds}, from:")
+        console.print(Padding(terminal.space_table(axes(cfg)), (0, 0, 0, 4)))
+    if search.pruning != "none":
+        rule = {
+            "asha": f"beyond each rung the best 1 in {search.pruning_factor} goes on",
+            "median": f"below percentile {search.pruning_percentile:g} of the others a trial ends",
+        }[search.pruning]
+        first = search.pruning_warmup_completions or first_evaluation(cfg)
+        console.print(
+            f"  search.pruning={search.pruning}: {rule}, from {first} completions and "
+            f"{search.pruning_min_trials} trials of a seed on"
+        )
+
+
+def print_best(console: Console, found: Best) -> None:
+    """The point with the highest accuracy, as it can be typed."""
+    over = f", mean over {found.seeds} seeds" if found.seeds > 1 else ""
+    typed = " ".join(map(shlex.quote, (*found.batch, *found.values)))
+    console.print(Text(f"Best:     acc {found.accuracy:.3f}{over}: {typed}"), soft_wrap=True)
+    console.print(f"          the best of {found.points}, so partly by luck: run it again with other search.seeds")
+
+
+def print_promotion(console: Console, step: Promotion) -> None:
+    """What the stage stands on, what changed since, and why it must not start, if so."""
+    if step.below:
+        console.print(
+            f"Stands on {step.below}, gate open. What changes:" if step.changes else f"Stands on {step.below}"
+        )
+    for change in step.changes:
+        console.print(Text(f"  {change}"), soft_wrap=True)
+    if step.problem:
+        console.print(Text(f"Gate:     closed: {step.problem}", style="red"), soft_wrap=True)
+
+
+def resumed_text(session: Session) -> str:
+    """What a sweep that goes on has left to do, has cost, has lost, and will still cost."""
+    cfg, record, pricing, time = session.cfg, session.record, session.pricing, session.time
+    left = f"{record.left} of {len(record.trials) + record.to_propose} trials left"
+    if time:
+        steps = cfg.stage.steps
+        to_come = [time.of(t.planned, steps - (t.checkpoint.step if t.checkpoint else 0)) for t in record.unfinished]
+        if record.to_propose:
+            to_come += [time.of(trial, steps) for trial in make_plan(cfg).typical[-record.to_propose :]]
+        left += f", about {pricing.of(sum(to_come) * cfg.search.cards_per_trial / cfg.machine.cards)} to come"
+    report = session.report()
+    if report.unpriced:
+        return f": going on, {left}; UNPRICED so far"
+    lost = sum(r.categories.get("lost_work", 0) for r in report.trials)
+    spent = money_text(Money(report.total_pico, report.currency))
+    return f": going on, {left}; {spent} so far, {money_text(Money(lost, report.currency))} of it lost work"
+
+
+def print_end(session: Session, report: Report, verdict: Verdict | None, how: str, why: str, *, tracked: bool) -> None:
+    """What came of each trial, what it cost, the gate with its reasons, and the commands that come next.
+
+    Args:
+        how: as the driver's end is called in the journal; `why` says more of a stop.
+        tracked: MLflow has everything.
+    """
+    console, cfg, record, typed = session.console, session.cfg, session.record, session.typed
+
+    def cost_text(pico: int, unpriced: bool) -> str:
+        return "UNPRICED" if unpriced else money_text(Money(pico, report.currency))
+
+    costs = {r.trial_id: cost_text(r.pico, r.unpriced) for r in report.trials}
+    hours = {r.trial_id: r.card_hours for r in report.trials}
+    console.print(terminal.results_table(record, costs, hours))
+    total = cost_text(report.total_pico, report.unpriced)
+    overheads = cost_text(report.total_pico - sum(r.pico for r in report.trials), report.unpriced)
+    console.print(
+        Text(f"Cost: {total}, of it {overheads} not inside a trial ({session.sweep_dir}/cost.csv)"), soft_wrap=True
+    )
+    found = best(cfg, record)
+    if found:
+        print_best(console, found)
+    if verdict:
+        terminal.print_gate(console, verdict)
+        console.print("Learning rate, by clip_frac of the last steps:")
+        terminal.print_lr_advice(console, list(record.trials.values()), cfg)
+    if not tracked:
+        console.print(
+            Text("MLflow has not everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
+        )
+    uri = cfg.tracking.uri or f"sqlite:///{session.root / 'mlflow.db'}"
+    console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
+    failed = [trial for trial in record.trials.values() if trial.state is TrialState.FAILED]
+    for trial in failed[: terminal.MOST_ROWS]:
+        console.print(Text(f"Failed:   {trial.trial_id}: {trial.attempts[-1].message}", style="red"), soft_wrap=True)
+    if len(failed) > terminal.MOST_ROWS:
+        console.print(Text(f"Failed:   ... {len(failed) - terminal.MOST_ROWS} more", style="red"))
+    if verdict and failed:
+        again = [t for t in typed if not t.startswith("resume=")]
+        command = " ".join(["python sweep.py", *map(shlex.quote, again), "resume=failed"])
+        console.print(Text(f"Again:    {command}"), soft_wrap=True)
+    if how == "budget":
+        print_budget(console, why.removeprefix("budget: "), typed)
+    elif how == "interrupted":
+        console.print(Text(f"Resume:   {' '.join(['python sweep.py', *map(shlex.quote, typed)])}"), soft_wrap=True)
+    elif verdict and verdict.open and cfg.stage.next_stage:
+        command = next_command(cfg.stage.next_stage, instead_of(typed, found.values) if found else typed)
+        console.print(Text(f"Next:     {command}"), soft_wrap=True)
+
+
+def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
+    """Why a sweep stopped at a limit, or was not started, and how it goes on."""
+    console.print(Text(f"Budget:   {why}", style="yellow"), soft_wrap=True)
+    keys = [key for key in ("trial_limit", "sweep_limit", "stage_limit", "month_limit") if f"budget.{key}" in why]
+    dropped = ("resume=never", *(f"budget.{key}=" for key in keys))
+    kept = [t for t in typed if not t.startswith(dropped)]
+    higher = [f"'budget.{key}=AMOUNT CURRENCY'" for key in keys]
+    scopes = dict.fromkeys(re.findall(r"\(cost budget --set (\S+)\)", why))
+    raised = [f"python -m cost budget --set '{scope}=AMOUNT CURRENCY', then" for scope in scopes]
+    command = " ".join([*raised, "python sweep.py", *map(shlex.quote, kept), *higher])
+    console.print(Text(f"Go on:    {command}"), soft_wrap=True)
+
+
+_OF_ONE_STAGE = ("+stage=", "stage.", "search.", "search=", "resume=", "dry_run=", "gate.", "trainer.simulated.")
+"""Overrides that say something of one stage only: the next one decides for itself."""
+
+
+def next_command(stage: str, typed: Sequence[str]) -> str:
+    """The command for the next stage: what was typed for this one, less what belongs to its stage alone."""
+    kept = [t for t in typed if not t.startswith(_OF_ONE_STAGE)]
+    return " ".join(["python sweep.py", f"+stage={stage}", *map(shlex.quote, kept)])
+
+
+def _short(source: str) -> str:
+    return source if len(source) <= 60 else source[:57] + "..."
+
+
+def print_stopped(console: Console, error: StoreError, typed: Sequence[str]) -> None:
+    """The books cannot be written any more: what stands, and what to do."""
+    again = " ".join(["python sweep.py", *map(shlex.quote, typed)])
+    console.print(Text(f"Stopped: {error}", style="red"), soft_wrap=True)
+    if isinstance(error, DrivenElsewhereError):
+        console.print(
+            "This driver had lost its lock. The processes of its trials were ended, and it writes nothing more; what "
+            "was not written yet of its trials is done again there. See: python -m cost leases list",
+            soft_wrap=True,
+        )
+        return
+    console.print(
+        Text(
+            "The trials' processes were ended. What was written stands, and the machine counts as held until the books "
+            f"are closed. When that is mended, go on with:  {again}"
+        ),
+        soft_wrap=True,
+    )
+
+
+def write_costs(console: Console, report: Report, sweep_dir: Path) -> None:
+    """`cost.csv`. A disk that is full does not stand in the way of closing the books: it can be made again."""
+    try:
+        write_csv(report, sweep_dir / "cost.csv")
+    except OSError as error:
+        again = f"python -m cost report --sweep {sweep_dir.name} --format csv --out {sweep_dir / 'cost.csv'}"
+        text = f"warning: cost.csv was not written ({error.strerror}); it is made again by: {again}"
+        console.print(Text(text, style="yellow"), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""From a search space to the list of trials that a sweep runs."""

@@ -1,0 +1,208 @@
+"""What a search must satisfy, as sentences for the person who typed it: its space, its count, its early stopping.
+
+Every end and every choice of an axis is tried in the configuration, and so are the points that will run: what the
+learner would refuse at one of them is refused before anything is billed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
+
+from sweeps.config.types import AxisConfig, SweepConfig
+from sweeps.planning.plan import resolve
+from sweeps.planning.space import (
+    MEASURED_WITH,
+    SECTIONS,
+    TRIAL_KEYS,
+    at_point,
+    axes,
+    draws,
+    grid,
+    grid_size,
+    hint_of,
+    takes_ranges,
+    value_at,
+)
+
+MOST_GRID_POINTS = 100_000
+POINTS_TRIED = 2_000
+"""So many of the points that may run are tried, at most."""
+
+Problems = Callable[[SweepConfig], list[str]]
+
+
+def search_problems(config: SweepConfig, problems: Problems) -> Iterator[str]:
+    """Everything that is wrong with how points are chosen and ended early.
+
+    Args:
+        problems: what is wrong with a configuration that has nothing to search.
+    """
+    if found := [*_count(config), *_pruning(config)]:
+        yield from found
+        return
+    for key, axis in config.search.space.items():
+        if found := list(_axis(config, key, axis)):
+            yield from found
+            return
+    if found := list(_conditions(config)):
+        yield from found
+        return
+    yield from _points(config, problems)
+
+
+def _count(config: SweepConfig) -> Iterator[str]:
+    search = config.search
+    if search.trials is not None and search.trials < 1:
+        yield f"search.trials={search.trials} should be 1 or more, or null for the grid once"
+    elif search.trials is None and search.method != "grid":
+        yield f"search={search.method} needs search.trials=N: how many trials there shall be"
+    for key, least in (("sampler_seed", 0), ("startup_trials", 1)):
+        if getattr(search, key) < least:
+            yield f"search.{key}={getattr(search, key)} should be {least} or more"
+
+
+def _pruning(config: SweepConfig) -> Iterator[str]:
+    search, every = config.search, config.evaluation.every_steps
+    if search.pruning != "none" and not 0 < every < config.stage.steps:
+        yield (
+            f"search.pruning={search.pruning} judges trials by evaluations on their way, and "
+            f"evaluation.every_steps={every} makes none in {config.stage.steps} steps; set it above 0 and below "
+            "stage.steps"
+        )
+    for key in ("pruning_min_trials", "pruning_factor"):
+        if getattr(search, key) < 2:
+            yield f"search.{key}={getattr(search, key)} should be 2 or more"
+    if search.pruning_warmup_completions is not None and search.pruning_warmup_completions < 1:
+        yield (
+            f"search.pruning_warmup_completions={search.pruning_warmup_completions} should be 1 or more, or null for "
+            "the first evaluation"
+        )
+    if not 0 < search.pruning_percentile < 100:
+        yield f"search.pruning_percentile={search.pruning_percentile:g} should be above 0 and below 100"
+
+
+def _axis(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
+    where = f"search.space.{key}"
+    if key == "trainer.name" or (key not in TRIAL_KEYS and key.partition(".")[0] not in SECTIONS):
+        yield f"{where}: {_not_searchable(key)}"
+        return
+    search = config.search
+    if key.startswith(MEASURED_WITH) and (search.method == "optuna" or search.pruning != "none"):
+        by = "search=optuna" if search.method == "optuna" else f"search.pruning={search.pruning}"
+        yield (
+            f"{where}: {key} changes what the trials are examined with, and {by} compares their accuracies; "
+            "vary it with search=grid or random, without pruning"
+        )
+        return
+    if bool(axis.choices) == (axis.low is not None or axis.high is not None):
+        yield f"{where} should have either a list of values, or low and high"
+        return
+    yield from _choices(config, key, axis) if axis.choices else _range(config, key, axis)
+
+
+def _choices(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
+    if axis.log or axis.step is not None:
+        yield f"search.space.{key} has a list of values: log and step belong to a range"
+    yield from _values(config, key, axis.choices)
+
+
+def _range(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
+    where, low, high = f"search.space.{key}", axis.low, axis.high
+    if config.search.method == "grid":
+        yield f"{where} is a range, and search=grid runs every combination: give a list of values, or use search=random"
+    elif not takes_ranges(key):
+        yield f"{where} is a range, and {key} is not a number: give a list of values"
+    elif low is None or high is None or not math.isfinite(low) or not math.isfinite(high) or low >= high:
+        yield f"{where}={{low: {low}, high: {high}}} should have a low below its high, both finite"
+    elif axis.log and axis.step is not None:
+        yield f"{where} has log and step: one of them"
+    elif axis.log and low <= 0:
+        yield f"{where} has log and low={low:g}: a logarithm begins above 0"
+    elif axis.step is not None and not 0 < axis.step <= high - low:
+        yield f"{where} has step={axis.step:g}: it should be above 0 and at most high - low = {high - low:g}"
+    elif axis.step is not None and axis.step != int(axis.step) and int in (hint_of(key), *get_args(hint_of(key))):
+        yield f"{where} has step={axis.step:g}, and {key} takes whole numbers"
+    else:
+        yield from _values(config, key, [_written(low), _written(high)])
+
+
+def _written(value: float) -> float | int:
+    """An end of a range as it would be typed: 4, not 4.0."""
+    return int(value) if value == int(value) else value
+
+
+def _values(config: SweepConfig, key: str, values: Any) -> Iterator[str]:
+    """The first value that the key cannot have, or that its values change nothing."""
+    ids = set()
+    for value in values:
+        try:
+            typed = value_at(config, key, value)
+        except (ValueError, KeyError) as error:
+            yield f"search.space.{key}: {error}"
+            return
+        if key not in TRIAL_KEYS:
+            ids.add((str(typed), resolve(config, _one_point(config) | {key: typed}, 0).trial_id))
+    if len(ids) > 1 and len({trial_id for _, trial_id in ids}) == 1:
+        yield f"search.space.{key}: as configured, {key} cannot change a trial's result: nothing to search in it"
+
+
+def _one_point(config: SweepConfig) -> dict[str, Any]:
+    return {key: getattr(config.search, key)[0] for key in TRIAL_KEYS}
+
+
+def _not_searchable(key: str) -> str:
+    if key == "stage.steps":
+        return "all trials of a stage are of the same length: gates and estimates count on it"
+    if key == "trainer.name":
+        return "one trainer runs all trials of a sweep: run another one with trainer="
+    if key == "search.seeds":
+        return "seeds repeat a point and are not searched: search.seeds=[0,1,2]"
+    return f"{key} cannot change a trial's result: nothing to search in it"
+
+
+def _conditions(config: SweepConfig) -> Iterator[str]:
+    space = axes(config)
+    by_key = {a.key: a for a in space}
+    seen: set[str] = set()
+    for axis in space:
+        for other, values in axis.when.items():
+            where = f"search.space.{axis.key}.when"
+            if other not in by_key:
+                yield f"{where} names {other}, which is not varied itself; it can name {', '.join(sorted(by_key))}"
+            elif other not in seen:
+                yield f"{where} names {other}, which depends on {axis.key} in turn"
+            elif missing := [v for v in values if v not in by_key[other].choices]:
+                has = ", ".join(map(str, by_key[other].choices)) or "a range: only a list of values can be named"
+                yield f"{where} has {other}={missing[0]}, and {other} has {has}"
+        seen.add(axis.key)
+
+
+def _points(config: SweepConfig, problems: Problems) -> Iterator[str]:
+    """The first end of an axis, or else the first point, at which a trial could not run."""
+    space, search = axes(config), config.search
+    if search.method == "grid" and not search.space:
+        return  # the checks of the lists say the same in their own words
+    if search.method == "grid" and grid_size(space) > MOST_GRID_POINTS:
+        yield f"the grid has up to {grid_size(space):,} points: use search=random search.trials=N"
+        return
+    if search.method != "grid" and not search.trials:
+        return
+    drawn = grid(space) if search.method == "grid" else draws(space, search.sampler_seed)
+    tried = list(itertools.islice(drawn, min(POINTS_TRIED, search.trials or POINTS_TRIED)))
+    for axis in space:
+        for value in axis.extremes if axis.key in search.space else ():
+            point = next((p for p in tried if axis.key in p), None)
+            if point is not None and (found := problems(at_point(config, {**point, axis.key: value}))):
+                yield f"search.space.{axis.key} at {value}: {found[0]}"
+                return
+    for point in tried:
+        if found := problems(at_point(config, point)):
+            yield f"at the point {_text(point)} of the search space: {found[0]}"
+            return
+
+
+def _text(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in point.items())

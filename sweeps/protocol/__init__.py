@@ -1,0 +1,1 @@
+"""Between the stages: gates, promotion, and the learning-rate rule."""

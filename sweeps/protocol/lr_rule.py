@@ -1,0 +1,79 @@
+"""`clip_frac` as the instrument for the learning rate: pure advice from the last steps of a trial.
+
+Under 2 % a raise may be tried, 3 to 10 % is left alone, over 20 % it is lowered; between the bands it is left alone
+too. Healthy public runs sit at 0.0 to 0.9 %, so a low value alone is no reason: a raise is guarded by entropy,
+approximate KL and gradient norm, happens once per stage, and has to win against the held rate beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rl.spec import AlgorithmSpec, Mean
+from sweeps.journal.trial_summary import WINDOW_STEPS, TrialSummary, WindowStep
+
+RAISE_BELOW = 0.02
+LOWER_ABOVE = 0.20
+RAISE_FACTOR = 1.5
+LOWER_FACTOR = 0.5
+MAX_APPROX_KL = 0.05
+"""A raise is out of the question where the policy already moves this far (nats per token) within one rollout."""
+MIN_ENTROPY_LEFT = 0.3
+"""A raise is out of the question where less than this share of the first step's entropy is left."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the rule says, and on what basis."""
+
+    action: Literal["raise", "hold", "lower", "abstain"]
+    clip_frac: float | None
+    basis: str
+    reason: str
+
+    @property
+    def factor(self) -> float:
+        return {"raise": RAISE_FACTOR, "lower": LOWER_FACTOR}.get(self.action, 1.0)
+
+
+def advise(trial: TrialSummary, algorithm: AlgorithmSpec) -> Advice:
+    """What the last `WINDOW_STEPS` of a trial say about its learning rate."""
+    basis = (
+        f"eps {algorithm.clip_eps_low:g}/{algorithm.clip_eps_high:g}, {algorithm.ratio_level} ratio, "
+        f"{algorithm.updates_per_rollout} updates per rollout, staleness {trial.staleness}"
+    )
+    if algorithm.surrogate != "clip" or algorithm.ratio_level != "token":
+        return Advice("abstain", None, basis, f"the clip of {algorithm.name} means something else")
+    if len(trial.window) < WINDOW_STEPS:
+        return Advice("abstain", None, basis, f"fewer than {WINDOW_STEPS} steps so far")
+    clip_frac = trial.window_clip_frac
+    if clip_frac is None:
+        return Advice("abstain", None, basis, "one update per rollout: the ratio is 1 and nothing can be clipped")
+    if clip_frac > LOWER_ABOVE:
+        return Advice("lower", clip_frac, basis, f"clip_frac {clip_frac:.1%} is over {LOWER_ABOVE:.0%}")
+    if clip_frac >= RAISE_BELOW:
+        return Advice("hold", clip_frac, basis, f"clip_frac {clip_frac:.1%} is in a band that is left alone")
+    if objection := _objection_to_a_raise(trial.first_entropy, trial.window):
+        return Advice("hold", clip_frac, basis, f"clip_frac {clip_frac:.1%} is low, but {objection}")
+    return Advice(
+        "raise", clip_frac, basis, f"clip_frac {clip_frac:.1%} is under {RAISE_BELOW:.0%}: a raise may be tried"
+    )
+
+
+def _objection_to_a_raise(first_entropy: Mean | None, window: Sequence[WindowStep]) -> str | None:
+    kl = _over(step.approx_kl for step in window)
+    if kl is not None and kl > MAX_APPROX_KL:
+        return f"approx_kl {kl:.3g} is over {MAX_APPROX_KL:g}"
+    first, now = _over([first_entropy]), _over(step.entropy for step in window)
+    if first and now is not None and now < MIN_ENTROPY_LEFT * first:
+        return f"entropy fell to {now / first:.0%} of its start"
+    norms = [norm for step in window for norm in step.grad_norms]
+    if norms and max(norms) > 10 * sorted(norms)[len(norms) // 2]:
+        return "a gradient norm stands out over ten times the median"
+    return None
+
+
+def _over(means: Iterable[Mean | None]) -> float | None:
+    return sum((mean for mean in means if mean is not None), Mean.EMPTY).value

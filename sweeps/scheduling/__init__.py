@@ -1,0 +1,1 @@
+"""Which trial may start now: queue, budget and retries."""

@@ -1,0 +1,62 @@
+"""What an attempt's end means for its trial: over, or tried again, when, and with what.
+
+Pure: from what the journal knows of a trial to a decision. The driver writes the decision into the journal beside the
+end itself, so that it holds after a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sweeps.config.types import RetryConfig
+from sweeps.journal.journal import TrialRecord
+
+LONGEST_BACKOFF_SECONDS = 600.0
+LEAST_MICRO_BATCH_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Retry:
+    """A further attempt, on the cards that are free `wait_seconds` after the last one ended, or later."""
+
+    wait_seconds: float
+    reason: str
+    micro_batch_tokens: int | None = None
+    """None: as the last attempt."""
+
+
+def retry_after(trial: TrialRecord, outcome: str, policy: RetryConfig, micro_batch_tokens: int) -> Retry | None:
+    """What to do after an attempt that ended in `outcome`; None: nothing more.
+
+    Being preempted is not the trial's fault and does not count. A crash waits `backoff_seconds`, and twice as long
+    each further time. Out of memory is tried with half the micro-batch, which gives the same loss. What cannot run as
+    configured is never tried again, nor is a trial that was told to stop.
+
+    Args:
+        trial: the record, the attempt that ended being its last.
+        micro_batch_tokens: of that attempt.
+    """
+    before = [a.outcome for a in trial.attempts[trial.attempts_forgiven : -1]]
+    match outcome:
+        case "preempted":
+            times = before.count("preempted")
+            if policy.preemptions is not None and times >= policy.preemptions:
+                return None
+            return Retry(0.0, "preempted: that is not its failure")
+        case "crashed":
+            times = before.count("crashed")
+            if times >= policy.crashes:
+                return None
+            wait = min(policy.backoff_seconds * 2**times, LONGEST_BACKOFF_SECONDS)
+            return Retry(wait, f"crashed: retry {times + 1} of {policy.crashes}")
+        case "hung":
+            times = before.count("hung")
+            return Retry(0.0, f"hung: retry {times + 1} of {policy.hangs}") if times < policy.hangs else None
+        case "out_of_memory":
+            smaller = micro_batch_tokens // 2
+            if before.count("out_of_memory") >= policy.out_of_memory or smaller < LEAST_MICRO_BATCH_TOKENS:
+                return None
+            reason = f"out of memory: again with trainer.micro_batch_tokens={smaller}, which gives the same loss"
+            return Retry(0.0, reason, smaller)
+        case _:
+            return None

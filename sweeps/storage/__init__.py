@@ -1,0 +1,1 @@
+"""Checkpoints and sweeps in S3 and in archives."""

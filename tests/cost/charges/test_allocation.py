@@ -1,0 +1,128 @@
+"""Conservation, whatever happened on a lease: pure allocation over random leases, usages and prices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from decimal import Decimal
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost.charges.allocation import CATEGORIES, LeaseFacts, UsageFacts, allocate
+from cost.charges.lease_charge import cut
+from cost.ledger.schema import MICRO_PER_CARD
+from cost.prices.billing import Segment
+from cost.records import OUTCOMES, PHASES, Attachment, Lease, LeaseState, Usage, UsageKey
+
+SWEEPS = ("s1", "s2", "s3")
+END = 1_000
+
+moments = st.integers(0, END)
+durations = st.dictionaries(st.sampled_from(PHASES), st.integers(0, 3 * END), max_size=5)
+
+
+@st.composite
+def intervals(draw, open_ended: bool = True):
+    start, stop = sorted((draw(moments), draw(moments)))
+    return start, None if open_ended and draw(st.booleans()) else stop
+
+
+@st.composite
+def leases(draw) -> LeaseFacts:
+    """Anything at all, also what the ledger would refuse: overlaps beyond the cards, reports beyond the time held."""
+    cards = draw(st.integers(1, 8))
+    lease = Lease("L", "i", "m", "sku", "p", cards, "USD", None)
+    attachments = []
+    for sweep in draw(st.lists(st.sampled_from(SWEEPS), max_size=4)):
+        start, stop = draw(intervals())
+        attachments.append(Attachment("L", sweep, start, stop, None))
+    usages = []
+    for number in range(1, 1 + draw(st.integers(0, 6))):
+        start, stop = draw(intervals())
+        outcome = None if stop is None else draw(st.sampled_from(OUTCOMES))
+        micro = draw(st.integers(1, cards * MICRO_PER_CARD))
+        key = UsageKey("L", f"t{draw(st.integers(1, 3))}", number)
+        usage = Usage(
+            *(key, draw(st.sampled_from(SWEEPS)), Decimal(micro) / MICRO_PER_CARD, start, stop, outcome),
+            *(False, start, {}, False),
+        )
+        phases = draw(durations)
+        after = {kind: draw(st.integers(0, value)) for kind, value in phases.items()}
+        usages.append(UsageFacts(number, usage, phases, after))
+    return LeaseFacts(LeaseState(lease, 0, None, None, False, 0, ()), tuple(attachments), tuple(usages))
+
+
+@st.composite
+def charges(draw) -> list[Segment]:
+    """Machine time from 0 to END without a gap, at changing prices, then perhaps what a rule adds."""
+    edges = [0, *sorted(draw(st.sets(st.integers(1, END - 1), max_size=4))), END]
+    prices = st.integers(0, 10**15)
+    segments = [Segment(a, b, draw(prices), "machine", "h") for a, b in pairwise(edges)]
+    if draw(st.booleans()):
+        segments.append(Segment(END, END + draw(st.integers(0, 50)), draw(prices), "billing_increment", "h"))
+    return segments
+
+
+@settings(max_examples=300, deadline=None)
+@given(leases(), charges())
+def test_every_segment_of_a_charge_is_attributed_exactly(facts, segments):
+    found = allocate(facts, segments)
+    by_segment: dict[int, int] = defaultdict(int)
+    card_time: dict[int, int] = defaultdict(int)
+    for share in found.shares:
+        by_segment[share.segment] += share.pico
+        card_time[share.segment] += share.micro_card_ns
+        assert share.pico >= 0
+        assert share.micro_card_ns >= 0
+        assert share.category in CATEGORIES
+    for index, segment in enumerate(segments):
+        assert by_segment[index] == segment.pico
+        if segment.category == "machine":
+            held = facts.state.lease.cards * MICRO_PER_CARD * (segment.to_ns - segment.from_ns)
+            assert card_time[index] == held, "every card-nanosecond has one category"
+
+
+@settings(max_examples=150, deadline=None)
+@given(leases(), charges(), st.lists(st.integers(-10, END + 60), max_size=6, unique=True))
+def test_cutting_a_charge_anywhere_changes_no_total(facts, segments, cuts):
+    pieces = cut(segments, sorted(cuts))
+    assert sum(s.pico for s in pieces) == sum(s.pico for s in segments)
+    assert all(not s.from_ns < c < s.to_ns for s in pieces for c in cuts)
+    whole, cut_up = allocate(facts, segments), allocate(facts, pieces)
+    assert sum(s.pico for s in cut_up.shares) == sum(s.pico for s in whole.shares)
+    time: dict[tuple[str, str, str, int], int] = defaultdict(int)
+    for sign, allocation in ((1, whole), (-1, cut_up)):
+        for share in allocation.shares:
+            time[share.lease_id, share.sweep_id, share.trial_id, share.attempt] += sign * share.micro_card_ns
+    assert max(map(abs, time.values()), default=0) <= 6 * len(pieces), "oversubscribed moments are split anew"
+
+
+@settings(max_examples=100, deadline=None)
+@given(leases(), charges())
+def test_claims_beyond_the_cards_are_seen_and_share_what_there_is(facts, segments):
+    found = allocate(facts, segments)
+    capacity, claimed_too_much = facts.state.lease.cards, False
+    for at in range(END):
+        claimed = sum(
+            u.usage.cards
+            for u in facts.usages
+            if u.usage.from_ns <= at < (END if u.usage.to_ns is None else u.usage.to_ns)
+        )
+        claimed_too_much = claimed_too_much or claimed > capacity
+    assert (found.oversubscribed_ns > 0) == claimed_too_much
+
+
+def test_many_processes_that_claim_one_card_share_it_and_no_more():
+    lease = Lease("L", "i", "m", "sku", "p", 1, "USD", None)
+    usages = tuple(
+        UsageFacts(n, Usage(UsageKey("L", f"t{n}", 1), "s1", Decimal(1), 0, None, None, False, 0, {}, False), {})
+        for n in range(1, 4)
+    )
+    facts = LeaseFacts(
+        LeaseState(lease, 0, None, None, False, 0, ("s1",)), (Attachment("L", "s1", 0, None, None),), usages
+    )
+    found = allocate(facts, [Segment(0, 10, 100, "machine", "h")])
+    assert sorted(share.pico for share in found.shares) == [33, 33, 34]
+    assert sum(share.micro_card_ns for share in found.shares) == 10 * MICRO_PER_CARD
+    assert found.oversubscribed_ns == 10

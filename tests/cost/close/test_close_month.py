@@ -1,0 +1,155 @@
+"""Closed months, and the books as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, date
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import update
+
+from cost.charges.lease_charge import cut, lease_charge
+from cost.clock import NS_PER_SECOND
+from cost.close.check import run_checks
+from cost.close.close_month import close_month
+from cost.close.months import closed_months, corrected_in, month_bounds
+from cost.ledger import schema
+from cost.money import pico_of
+from cost.periods import midnight_ns
+from cost.prices.billing import BillingRule
+from cost.prices.book import PriceBook, PriceRow, instant_text, pico_per_hour
+from cost.records import Correction, IntegrityError, Lease, LeaseState, LedgerError, UsageKey
+from cost.reports.as_of import book_as_of, changes_since
+
+HOUR, DAY = 3600, 86_400
+RULE = BillingRule("cloud", 3600, 0, "up", False, ("running",), "moment", 0, "none", "page", "2025-12-01")
+ROW = PriceRow(
+    *("cloud", "box", "", "machine_hour", 8, "on_demand", "USD", Decimal("8.10"), False, Decimal(0)),
+    *("2025-01-01", "", "https://example.org", "2025-12-01"),
+)
+BOOK = PriceBook((ROW,))
+
+
+@pytest.fixture
+def place(tmp_path) -> str:
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def books(ledger, make_lease, clock):
+    """A machine held from 20 January to 10 February 2026; its sweep ran in January."""
+    clock.advance_seconds(19 * DAY)
+    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=ROW.hash, opened_by="hand"))
+    ledger.attach("L1", "s1")
+    key = UsageKey("L1", "t1", 1)
+    ledger.start_usage(key, "s1", Decimal(8), {})
+    clock.advance_seconds(5 * DAY + 1)
+    ledger.heartbeat("L1", [key])
+    ledger.end_usage(key, "COMPLETED")
+    ledger.detach("L1", "s1", "done")
+    clock.advance_seconds(16 * DAY)
+    return ledger
+
+
+def test_a_month_is_closed_with_its_totals_and_closing_it_again_changes_nothing(books, clock):
+    totals = close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,))
+    assert totals == {"L1": (pico_of(Decimal("8.10") * 12 * 24), "USD")}
+    clock.advance_seconds(DAY)
+    books.close_lease("L1", "by hand")
+    assert close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,)) == totals == closed_months(books)["2026-01"]
+    assert run_checks(books, BOOK, clock.utc, rules=(RULE,)) == []
+
+
+def test_what_lies_in_a_closed_month_cannot_be_changed_but_by_a_correction(books, make_lease, clock):
+    january = month_bounds("2026-01")[0]
+    close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,))
+    with pytest.raises(IntegrityError, match="2026-01: that month is closed; write a correction"):
+        books.open_lease(make_lease("L2", from_ns=january, opened_by="hand"))
+    with pytest.raises(IntegrityError, match="closed"):
+        books.close_lease("L1", "late", at_ns=month_bounds("2026-01")[1] - 1)
+    books.add_correction(Correction("c1", "L1", "credit", -5, "USD", january + 20 * DAY * NS_PER_SECOND, "note"))
+    assert run_checks(books, BOOK, clock.utc, rules=(RULE,)) == []
+    assert corrected_in(books, "2026-01") == {"L1": (-5, "USD")}
+    assert corrected_in(books, "2026-02") == {}
+    books.close_lease("L1", "in time")
+
+
+def test_a_price_edited_after_its_month_was_closed_is_found(books, clock):
+    close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,))
+    edited = PriceBook((replace(ROW, price=Decimal("8.20")),))
+    found = run_checks(books, edited, clock.utc, rules=(RULE,))
+    assert [(f.check, f.what) for f in found] == [
+        ("frozen", "cost 2332.8 when 2026-01 was closed, 2361.6 now"),
+    ]
+
+
+def test_a_month_that_is_not_over_or_not_whole_is_not_closed(books, clock):
+    with pytest.raises(LedgerError, match="not over"):
+        close_month(books, BOOK, "2026-02", clock.utc, rules=(RULE,))
+    with pytest.raises(LedgerError, match="is no month"):
+        close_month(books, BOOK, "January", clock.utc, rules=(RULE,))
+    with books._store.write() as connection:
+        connection.execute(update(schema.usage).values(cards_micro=9 * 10**6))
+    with pytest.raises(LedgerError, match="cannot be closed: cards"):
+        close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,))
+    assert books.frozen_periods() == []
+
+
+def test_a_month_with_an_attempt_that_nobody_ended_is_not_closed(ledger, make_lease, clock):
+    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
+    ledger.attach("L1", "s1")
+    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
+    clock.advance_seconds(40 * DAY)
+    with pytest.raises(LedgerError, match="trial t1 attempt 1 of sweep s1 has not ended"):
+        close_month(ledger, BOOK, "2026-01", clock.utc, rules=(RULE,))
+
+
+def test_every_changed_cent_of_an_old_report_is_explained(books, clock):
+    books.remember_prices([ROW])
+    then = clock.utc
+    clock.advance_seconds(DAY)
+    books.add_correction(Correction("c1", "L1", "credit", -pico_of(1), "USD", then - DAY * NS_PER_SECOND, "note"))
+    books.close_lease("L1", "forgotten", at_ns=then - 2 * HOUR * NS_PER_SECOND)
+    edited = PriceBook((replace(ROW, price=Decimal("8.20"), day_read="2026-03-01"),))
+    assert book_as_of(books, edited, then).rows == (ROW,)
+    (change,) = changes_since(books, edited, then, rules=(RULE,))
+    assert change.then_pico == pico_of(Decimal("8.10") * 21 * 24 + Decimal("8.10") / 3600), "504 hours and a second"
+    assert change.now_pico == pico_of(Decimal("8.20") * 503 - 1), "502 hours and a second, rounded up"
+    assert (change.by_corrections, change.by_prices) == (-pico_of(1), pico_of(Decimal("0.10") * 503))
+    assert change.by_prices + change.by_corrections + change.by_late_entries == change.now_pico - change.then_pico
+    assert "prices 50.3, corrections -1, late entries -8.10225" in change.text
+
+
+def test_rows_read_later_are_not_known_earlier_unless_there_is_nothing_else(books, clock):
+    later = replace(ROW, valid_from="2026-01-15", day_read="2026-03-01", price=Decimal(9))
+    assert book_as_of(books, PriceBook((ROW, later)), clock.utc).rows == (ROW,)
+    assert book_as_of(books, PriceBook((later,)), clock.utc).rows == (later,)
+    same_day = instant_text(clock.utc + 60 * NS_PER_SECOND)
+    later = replace(later, day_read=same_day[:10], added=same_day)
+    assert book_as_of(books, PriceBook((ROW, later)), clock.utc).rows == (ROW,)
+    assert book_as_of(books, PriceBook((ROW, later)), clock.utc + 60 * NS_PER_SECOND).rows == (ROW, later)
+
+
+@given(
+    st.integers(1, 10**15),
+    st.lists(st.integers(1, 30 * DAY * NS_PER_SECOND), min_size=2, max_size=2, unique=True),
+    st.lists(st.integers(1, 30 * DAY * NS_PER_SECOND), min_size=1, max_size=5, unique=True),
+)
+def test_what_lies_before_a_cut_never_changes_as_time_goes_on(price, nows, cuts):
+    start = midnight_ns(date(2026, 1, 1), UTC)
+    row = replace(ROW, price=Decimal(price).scaleb(-12))
+    lease = Lease("L1", "i", "m", "box", "cloud", 8, "USD", row.hash)
+    state = LeaseState(lease, start, None, None, False, start, ())
+    edges = sorted(start + c for c in cuts)
+    pieces = []
+    for now in sorted(start + n for n in nows):
+        segments = lease_charge(state, (row,), (RULE,), now)
+        done = cut(segments, edges, lambda _: pico_per_hour(row, 8) / (3600 * NS_PER_SECOND))
+        assert sum(s.pico for s in done) == sum(s.pico for s in segments)
+        pieces.append([s for s in done if s.category == "machine"])
+    early, late = pieces
+    whole = [s for s in early if s.to_ns in edges]
+    assert late[: len(whole)] == whole

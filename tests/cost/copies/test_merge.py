@@ -1,0 +1,376 @@
+"""Two ledgers made one: split and merged again, they say what one ledger would have said; twice is once."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from datetime import UTC
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import func, select
+
+from cost.charges.chargeback import Chargeback, set_chargeback
+from cost.clock import FakeClock
+from cost.close.check import run_checks
+from cost.copies import merge as merging
+from cost.copies.merge import merge
+from cost.ledger import schema
+from cost.ledger.ledger import Ledger
+from cost.ledger.reservations import Reservation
+from cost.money import Money
+from cost.periods import period_name
+from cost.prices.book import PriceBook, PriceRow
+from cost.records import Correction, IntegrityError, Lease, NoLedgerError, StoreError, UsageKey
+from cost.reports.grouped import Scope, grouped_report
+
+SECOND = 10**9
+ROW = PriceRow(
+    provider="aws",
+    sku="box",
+    region="",
+    per="machine_hour",
+    cards=8,
+    purchase="on_demand",
+    currency="USD",
+    price=Decimal("8.123"),
+    tax_included=False,
+    tax_rate=Decimal("0.07"),
+    valid_from="2025-01-01",
+    source="test",
+    valid_to="",
+    day_read="2025-01-01",
+)
+BOOK = PriceBook((ROW,))
+
+
+def test_every_table_has_a_rule():
+    own = {schema.event, schema.closed_period}
+    assert own | set(merging._KEYS) | set(merging._COUNTED) == set(schema.metadata.sorted_tables)
+
+
+def rows(ledger: Ledger) -> dict[str, int]:
+    with ledger.read() as connection:
+        return {
+            t.name: connection.execute(select(func.count()).select_from(t)).scalar_one()
+            for t in schema.metadata.sorted_tables
+        }
+
+
+def a_lease(lease_id: str) -> Lease:
+    return Lease(lease_id, f"host-{lease_id}", "h100x8", "box", "aws", 8, "USD", ROW.hash)
+
+
+def one_sweep(ledger: Ledger, clock: FakeClock, sweep_id: str, *, ended: bool = True) -> None:
+    """A sweep of one trial on a machine of its own."""
+    lease_id = f"lease-{sweep_id}"
+    ledger.open_lease(a_lease(lease_id))
+    ledger.attach(lease_id, sweep_id)
+    clock.advance(5 * SECOND)
+    key = UsageKey(lease_id, f"trial-{sweep_id}", 1)
+    ledger.start_usage(key, sweep_id, Decimal(1), {"stage": "smoke"})
+    ledger.append_event(f"sweep:{sweep_id}", "planned", {"trials": 1}, "plan")
+    clock.advance(10 * SECOND)
+    ledger.heartbeat(lease_id, [key])
+    ledger.add_phases(key, 0, {"train": 3 * SECOND})
+    if ended:
+        ledger.end_usage(key, "COMPLETED")
+        ledger.detach(lease_id, sweep_id, "done")
+        ledger.append_event(f"sweep:{sweep_id}", "ended", {"how": "done"}, "end")
+    clock.advance(SECOND)
+
+
+@pytest.fixture
+def box(tmp_path, clock) -> Iterator[Ledger]:
+    """The ledger of another machine."""
+    with Ledger.open(tmp_path / "box" / "ledger.db", clock) as opened:
+        yield opened
+
+
+def test_what_another_machine_wrote_comes_home_once(ledger, box, clock):
+    one_sweep(ledger, clock, "home")
+    one_sweep(box, clock, "away")
+    done = merge(ledger, box.place)
+    assert done.streams == ("sweep:away",)
+    assert done.added["usage"] == done.added["lease"] == 1
+    assert {u.sweep_id for u in ledger.usages()} == {"home", "away"}
+    assert [e.kind for e in ledger.events("sweep:away")] == ["planned", "ended"]
+    assert run_checks(ledger, BOOK, ledger.now_ns()) == []
+    before = rows(ledger)
+    again = merge(ledger, box.place)
+    assert (dict(again.added), again.streams) == ({}, ())
+    assert rows(ledger) == before
+
+
+def test_numbers_that_both_databases_gave_do_not_meet(ledger, box, clock):
+    for name in ("h1", "h2"):
+        one_sweep(ledger, clock, name)
+    one_sweep(box, clock, "b1")
+    mine, theirs = ledger.usages(), box.usages()
+    merge(ledger, box.place)
+    assert sorted(ledger.usages(), key=lambda u: u.from_ns) == sorted([*mine, *theirs], key=lambda u: u.from_ns)
+    states = {s.lease.lease_id: s for s in ledger.leases()}
+    assert all(s.to_ns is not None and s.sweeps == () for s in states.values())
+
+
+def test_what_went_on_there_is_appended_in_order(tmp_path, ledger, clock):
+    one_sweep(ledger, clock, "s1")
+    ledger.copy_to(tmp_path / "copy.db")
+    with Ledger.open(tmp_path / "copy.db", clock) as away:
+        away.append_event("sweep:s1", "later", {}, "later")
+        one_sweep(away, clock, "s2")
+        ledger.append_event("sweep:other", "here", {}, "here")
+        merge(ledger, away.place)
+    assert [(e.sequence, e.kind) for e in ledger.events("sweep:s1")] == [(1, "planned"), (2, "ended"), (3, "later")]
+    assert [e.kind for e in ledger.events("sweep:other")] == ["here"]
+
+
+def test_a_journal_that_grew_on_both_sides_is_refused_and_nothing_is_changed(tmp_path, ledger, clock):
+    one_sweep(ledger, clock, "s1")
+    ledger.copy_to(tmp_path / "copy.db")
+    with Ledger.open(tmp_path / "copy.db", clock) as away:
+        one_sweep(away, clock, "s2")
+        away.append_event("sweep:s1", "there", {}, "there")
+    ledger.append_event("sweep:s1", "here", {}, "here")
+    before = rows(ledger)
+    with pytest.raises(IntegrityError, match=r"sweep:s1 grew on both sides: its entry 3 is here .* and there"):
+        merge(ledger, tmp_path / "copy.db")
+    assert rows(ledger) == before
+
+
+def test_the_same_fact_with_another_content_is_refused_and_nothing_is_changed(ledger, box, clock):
+    one_sweep(ledger, clock, "s1")
+    one_sweep(box, clock, "a1")
+    for where, amount in ((ledger, 1), (box, 2)):
+        lease = "lease-s1" if where is ledger else "lease-a1"
+        where.add_correction(Correction("cn-17", lease, "credit", amount, "USD", clock.utc_ns(), "note 17"))
+    before = rows(ledger)
+    with pytest.raises(IntegrityError, match=r"correction of cn-17: .*pico is 1 here and 2 there"):
+        merge(ledger, box.place)
+    assert rows(ledger) == before
+
+
+def test_facts_without_an_order_come_from_both_sides(tmp_path, ledger, clock):
+    stream = "chargeback"
+    ledger.append_event(stream, "set", {"sweep_id": "s0"}, "s0")
+    ledger.copy_to(tmp_path / "copy.db")
+    with Ledger.open(tmp_path / "copy.db", clock) as away:
+        away.append_event(stream, "set", {"sweep_id": "s1"}, "s1")
+    ledger.append_event(stream, "set", {"sweep_id": "s2"}, "s2")
+    merge(ledger, tmp_path / "copy.db")
+    merge(ledger, tmp_path / "copy.db")
+    assert [(e.sequence, e.key) for e in ledger.events(stream)] == [(1, "s0"), (2, "s2"), (3, "s1")]
+    with Ledger.open(tmp_path / "other.db", clock) as other:
+        other.append_event(stream, "set", {"sweep_id": "another"}, "s2")
+    with pytest.raises(IntegrityError, match="entry s2 of journal chargeback"):
+        merge(ledger, tmp_path / "other.db")
+
+
+def test_attempts_that_still_run_there_are_waited_for_or_closed_as_lost(ledger, box, clock):
+    one_sweep(box, clock, "a1", ended=False)
+    before = rows(ledger)
+    with pytest.raises(IntegrityError, match=r"trial-a1/1 of a1.*--lost"):
+        merge(ledger, box.place)
+    assert rows(ledger) == before
+    assert merge(ledger, box.place, lost=True).closed_as_lost == 1
+    (usage,) = ledger.usages()
+    assert (usage.outcome, usage.end_estimated, usage.to_ns) == ("LOST", True, usage.last_heartbeat_ns)
+    assert merge(ledger, box.place).closed_as_lost == 0
+
+
+def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger, clock):
+    one_sweep(ledger, clock, "s1", ended=False)
+    ledger.copy_to(tmp_path / "copy.db")
+    clock.advance(120 * SECOND)
+    with Ledger.open(tmp_path / "copy.db", clock) as away:
+        row = {"usage_id": 1, "to_ns": clock.utc_ns() - 110 * SECOND, "outcome": "LOST", "estimated": 1}
+        with away._write() as connection:  # as `close_dead` does on a machine that hears nothing of home
+            connection.execute(schema.usage_end.insert(), row | away._signature())
+    ledger.end_usage(UsageKey("lease-s1", "trial-s1", 1), "COMPLETED")
+    (known,) = ledger.usages()
+    assert merge(ledger, tmp_path / "copy.db").estimates_dropped == 1
+    assert ledger.usages() == [known]
+
+
+def test_a_real_end_after_home_took_it_for_lost_is_an_error_that_says_so(ledger, box, clock):
+    one_sweep(box, clock, "a1", ended=False)
+    merge(ledger, box.place, lost=True)
+    box.end_usage(UsageKey("lease-a1", "trial-a1", 1), "COMPLETED")
+    with pytest.raises(IntegrityError, match="taken for lost here before it had ended there"):
+        merge(ledger, box.place)
+
+
+def test_nothing_comes_into_a_month_that_is_closed_here(ledger, box, clock):
+    one_sweep(box, clock, "a1")
+    ledger.freeze(period_name(clock.utc_ns(), "month", UTC))
+    before = rows(ledger)
+    with pytest.raises(IntegrityError, match="which is closed here"):
+        merge(ledger, box.place)
+    assert rows(ledger) == before
+
+
+def test_a_month_that_was_closed_there_only_is_refused(ledger, box):
+    box.freeze("2026-01")
+    with pytest.raises(IntegrityError, match="2026-01 was closed in the other ledger and not in this one"):
+        merge(ledger, box.place)
+
+
+def test_a_dry_merge_tells_and_changes_nothing(ledger, box, clock):
+    one_sweep(box, clock, "a1")
+    before = rows(ledger)
+    assert merge(ledger, box.place, dry=True).added["lease"] == 1
+    assert rows(ledger) == before
+    assert merge(ledger, box.place).added["lease"] == 1
+
+
+def test_the_same_price_remembered_on_both_sides_is_one_price(ledger, box):
+    ledger.remember_prices([ROW])
+    box.remember_prices([ROW])
+    assert "price" not in merge(ledger, box.place).added
+
+
+def test_from_a_server_too(ledger, postgres, clock):
+    with Ledger.open(postgres, clock) as away:
+        one_sweep(away, clock, "a1")
+        merge(ledger, postgres)
+        assert ledger.usages() == away.usages()
+
+
+def test_what_is_no_ledger_is_refused(ledger, tmp_path):
+    with pytest.raises(NoLedgerError):
+        merge(ledger, tmp_path / "none.db")
+    (tmp_path / "text.db").write_text("not a database")
+    with pytest.raises(StoreError):
+        merge(ledger, tmp_path / "text.db")
+
+
+# Split and merged again is as if it had been one ledger
+
+
+@dataclass(frozen=True)
+class Script:
+    """What one sweep does, wherever it runs."""
+
+    side: str
+    """`before` the ledgers part, then at `home` or `away`."""
+    on_rented: bool
+    """On the machine that was entered by hand before they parted, which only `away` uses afterwards."""
+    attempts: tuple[tuple[int, int, str], ...]
+    """Seconds, card-seconds reported in training, outcome."""
+    credit: int
+    """Pico; 0: none."""
+
+
+scripts = st.builds(
+    Script,
+    st.sampled_from(["before", "home", "away", "away"]),
+    st.booleans(),
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 9), st.sampled_from(["COMPLETED", "FAILED", "PREEMPTED"])),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    st.sampled_from([0, 0, 5 * 10**9]),
+)
+
+
+def acted(script: Script, name: str, clock: FakeClock, ledgers: Sequence[Ledger]) -> Iterator[None]:
+    """The sweep, one fact at a time, written into each of the ledgers alike."""
+    rented = script.on_rented and script.side != "home"
+    lease_id = "rented" if rented else f"lease-{name}"
+    for ledger in ledgers:
+        if not rented:
+            ledger.open_lease(a_lease(lease_id))
+        ledger.attach(lease_id, name)
+        ledger.append_event(f"sweep:{name}", "planned", {"attempts": len(script.attempts)}, "plan")
+        set_chargeback(ledger, name, Chargeback(owner=name, project="p"))
+    yield
+    for number, (seconds, trained, outcome) in enumerate(script.attempts, start=1):
+        key = UsageKey(lease_id, f"trial-{name}", number)
+        for ledger in ledgers:
+            ledger.start_usage(key, name, Decimal("0.5"), {"stage": "smoke", "state": "RUNNING"})
+            ledger.reserve(Reservation(key, name, "smoke", Money(seconds, "USD"), Decimal(1), "bound"))
+        clock.advance(seconds * SECOND)
+        yield
+        for ledger in ledgers:
+            ledger.heartbeat(lease_id, [key])
+            ledger.add_phases(key, 0, {"train": min(trained, seconds // 2) * SECOND})
+            ledger.append_event(f"sweep:{name}", "did", {"attempt": number}, f"did:{number}")
+        clock.advance(SECOND)
+        yield
+        for ledger in ledgers:
+            ledger.set_labels(key, {"state": outcome})
+            ledger.end_usage(key, outcome)
+    for ledger in ledgers:
+        if script.credit:
+            credit = Correction(f"cn-{name}", lease_id, "credit", -script.credit, "USD", clock.utc_ns(), "a note", name)
+            ledger.add_correction(credit)
+        ledger.detach(lease_id, name, "done")
+
+
+def all_of(ledger: Ledger, at_ns: int) -> list:
+    found: list = [run_checks(ledger, BOOK, at_ns)]
+    for by in ("trial", "sweep", "category", "day", "machine", "user"):
+        report = grouped_report(ledger, BOOK, Scope(by=by), at_ns)
+        found.append((by, sorted(map(repr, report.rows)), report.open_leases))
+    found.append(
+        [
+            (e.sequence, e.kind, e.key)
+            for s in sorted(ledger.streams())
+            if s.startswith("sweep:")
+            for e in ledger.events(s)
+        ]
+    )
+    return found
+
+
+def test_a_ledger_of_a_newer_version_is_refused_by_its_own_name(tmp_path):
+    there = tmp_path / "there.db"
+    Ledger.open(there).close()
+    with closing(sqlite3.connect(there)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    refused = pytest.raises(StoreError, match=f"the ledger {there} was written by a newer version")
+    with Ledger.open(tmp_path / "home.db") as home, refused:
+        merge(home, there)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(scripts, min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_split_and_merged_is_what_one_ledger_says(plan, random):
+    clock = FakeClock()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+
+        def opened(name: str) -> Ledger:
+            return stack.enter_context(Ledger.open(Path(folder) / name, clock))
+
+        one_home, one_away, home = opened("one.db"), opened("one.db"), opened("home.db")
+        for ledger in (one_home, home):
+            ledger.open_lease(replace(a_lease("rented"), opened_by="hand"))
+        parts = [(f"s{i}", script) for i, script in enumerate(plan)]
+        for name, script in parts:
+            if script.side == "before":
+                for _ in acted(script, name, clock, (one_home, home)):
+                    pass
+        home.copy_to(Path(folder) / "away.db")
+        away = opened("away.db")
+        sides = {"home": (one_home, home), "away": (one_away, away)}
+        going = [acted(s, name, clock, sides[s.side]) for name, s in parts if s.side != "before"]
+        while going:
+            script = random.choice(going)
+            if next(script, script) is script:
+                going.remove(script)
+            clock.advance(random.randrange(3) * SECOND)
+            if random.random() < 0.2 and not any(u.to_ns is None for u in away.usages()):
+                merge(home, away.place)
+        for _ in range(2):
+            merge(home, away.place)
+            assert all_of(home, clock.utc_ns()) == all_of(one_home, clock.utc_ns())
+        assert not home.reservations()
+        several = {"driver", "price"}  # the halves are two, and each may have seen the same price
+        assert rows(home).items() - rows(one_home).items() <= {(name, rows(home)[name]) for name in several}

@@ -1,0 +1,148 @@
+"""A copy of the books put into a server's empty database: all of it as it was, or nothing."""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+from typer.testing import CliRunner
+
+from cost.cli.main import app
+from cost.copies.restore import restore
+from cost.copies.s3_snapshot import archive
+from cost.ledger import schema
+from cost.ledger.ledger import Ledger
+from cost.ledger.store import Store
+from cost.records import Correction, StoreError, UsageKey
+
+
+@pytest.fixture
+def place(request, tmp_path) -> str:
+    """SQLite, and PostgreSQL where a test asks for it by name."""
+    if "any_database" in request.fixturenames:
+        return request.getfixturevalue("any_database")
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def books(ledger, clock, make_lease) -> Ledger:
+    """Something in most tables, with amounts beyond 64 bits."""
+    ledger.open_lease(make_lease(tags={"team": "rl"}))
+    ledger.attach("L1", "s1")
+    for number in (1, 2):
+        key = UsageKey("L1", "t1", number)
+        ledger.start_usage(key, "s1", Decimal("0.5"), {"stage": "smoke", "acc": "0.5"})
+        ledger.add_phases(key, 1, {"train": 17, "rollout": 5})
+        ledger.heartbeat("L1", [key])
+        clock.advance_seconds(10)
+        ledger.end_usage(key, "PREEMPTED")
+    ledger.add_correction(Correction("c1", "L1", "credit", -(10**30), "USD", clock.utc, "note", sweep_id="s1"))
+    ledger.append_event("s1", "planned", {"name": "tränk"}, "planned")
+    ledger.freeze("2025-12")
+    return ledger
+
+
+def everything(store: Store) -> dict[str, list[tuple]]:
+    with store.read() as connection:
+        return {
+            table.name: sorted(map(tuple, connection.execute(select(table))), key=str)
+            for table in schema.metadata.sorted_tables
+        }
+
+
+def rows_of(place: str | Path) -> dict[str, list[tuple]]:
+    store = Store(place, create=False, read_only=True)
+    try:
+        return everything(store)
+    finally:
+        store.close()
+
+
+def test_every_row_is_put_back_as_it_was_and_the_server_counts_on_from_there(
+    any_database, books, postgres, clock, tmp_path
+):
+    copy = books.copy_to(tmp_path / "copy.db")
+    assert restore(copy, postgres) is None
+    assert rows_of(postgres) == rows_of(any_database)
+    with Ledger.open(postgres, clock) as found:
+        found.start_usage(UsageKey("L1", "t1", 3), "s1", Decimal(1), {})
+        found.attach("L1", "s2")
+        assert found.append_event("s1", "later", {}, "later")
+        assert [u.key.attempt for u in found.usages()] == [1, 2, 3]
+        with found.read() as connection:
+            assert connection.execute(select(func.max(schema.usage.c.usage_id))).scalar() == 3
+
+
+def test_a_database_that_holds_something_is_refused_and_stays_as_it_is(books, postgres, tmp_path):
+    copy = books.copy_to(tmp_path / "copy.db")
+    with Ledger.open(postgres) as other:
+        other.append_event("s9", "planned", {}, "planned")
+    before = rows_of(postgres)
+    with pytest.raises(StoreError, match="holds a ledger already, and nothing of it was changed; name an empty"):
+        restore(copy, postgres)
+    assert rows_of(postgres) == before
+
+
+def test_a_file_that_is_no_ledger_leaves_the_server_without_a_table(postgres, tmp_path):
+    junk = tmp_path / "junk.bak"
+    junk.write_text("no ledger" * 1000, encoding="utf-8")
+    with pytest.raises(StoreError, match="no whole ledger"):
+        restore(junk, postgres)
+    with pytest.raises(StoreError, match="nothing in the ledger"):
+        Store(postgres, create=False, read_only=True)
+
+
+def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(books, postgres, bucket, tmp_path):
+    root = tmp_path / "elsewhere"
+    archive(books, bucket)
+    runner, places = CliRunner(), ["--db", postgres, "--root", str(root)]
+    at = ["--from", bucket.url, "--endpoint-url", bucket.endpoint_url]
+    said = runner.invoke(app, ["restore", *at, *places], catch_exceptions=False)
+    assert said.exit_code == 0, said.output
+    assert "is now what" in said.output
+    assert rows_of(postgres) == rows_of(tmp_path / "ledger.db")
+    (prices,) = root.glob("pricing-*")
+    assert (prices / "billing.yaml").exists()
+    again = runner.invoke(app, ["restore", str(books.copy_to(tmp_path / "copy.db")), *places])
+    assert again.exit_code == 2
+    assert "holds a ledger already" in again.output
+
+
+def test_a_restore_that_is_killed_at_any_step_leaves_a_ledger_in_its_place(books, tmp_path, monkeypatch):
+    """Each move of a file is a moment to die at; the ledger, old or new, is whole at every one of them."""
+    here = tmp_path / "here.db"
+    copy = books.copy_to(tmp_path / "copy.db")
+    with Ledger.open(here) as other:
+        other.append_event("s9", "planned", {}, "planned")
+    old, new, seen = rows_of(here), rows_of(copy), []
+
+    def watched(move):
+        def wrapper(*names):
+            seen.append(rows_of(here))
+            move(*names)
+            seen.append(rows_of(here))
+
+        return wrapper
+
+    monkeypatch.setattr("cost.copies.restore.os.link", watched(os.link))
+    monkeypatch.setattr("cost.copies.restore.os.replace", watched(os.replace))
+    aside = restore(copy, here)
+    assert seen[0] == old
+    assert seen[-1] == new
+    assert all(rows in (old, new) for rows in seen)
+    assert aside is not None
+    assert rows_of(aside) == old
+
+
+def test_a_restore_leaves_nothing_beside_the_copy(books, tmp_path):
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    copy = books.copy_to(folder / "copy.bak")
+    restore(copy, tmp_path / "new" / "ledger.db")
+    assert [path.name for path in folder.iterdir()] == ["copy.bak"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["ledger.db"]
+    with pytest.raises(StoreError, match="there is no file"):
+        restore(folder / "other.bak", tmp_path / "new" / "ledger.db")

@@ -1,0 +1,274 @@
+"""A machine that is stopped and kept: what of it its provider bills, and who is charged, exactly."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from cost.charges import metered
+from cost.charges.attribution import attribute
+from cost.charges.lease_charge import cut, lease_charge
+from cost.charges.metered import Metered
+from cost.cli.main import app
+from cost.clock import NS_PER_SECOND, FakeClock
+from cost.close.check import run_checks
+from cost.close.close_month import close_month
+from cost.ledger.ledger import Ledger
+from cost.ledger.machine_states import Change, known_states, load, set_state, stretches
+from cost.money import pico_of
+from cost.prices.billing import BillingRule, charge, load_rules, rule_for
+from cost.prices.book import NS_PER_HOUR, PriceBook, PriceRow, instant_ns, pico_per_hour, read_row
+from cost.records import IntegrityError, Lease, LeaseState, LedgerError, UsageKey
+from cost.reports import focus
+from cost.reports.grouped import Scope, grouped_report
+from cost.reports.lease_status import machines
+
+HOUR = 3600
+START = FakeClock().utc
+
+
+def rule(*billed: str, provider: str = "cloud", minimum_s: int = 60, storage: str = "while_stopped") -> BillingRule:
+    states = ("running", *billed)
+    return BillingRule(provider, 1, minimum_s, "up", False, states, "moment", 0, storage, "page", "2025-12-01")
+
+
+def price(sku: str, amount: str, **changes: object) -> PriceRow:
+    raw = {"provider": "cloud", "sku": sku, "per": "machine_hour", "cards": 8, "currency": "USD", "price": amount}
+    raw |= {"valid_from": "2025-01-01", "source": "https://example.org/prices", "day_read": "2025-12-01"}
+    return read_row(raw | changes, "test")
+
+
+BOX = price("box", "8")
+BOOK = PriceBook((BOX, price("disk", "0.31", per="gib_month", cards=0)))
+RULES = (rule(),)
+
+
+@pytest.fixture
+def place(request, tmp_path) -> str:
+    """SQLite, and PostgreSQL where a test asks for it by name."""
+    if "any_database" in request.fixturenames:
+        return request.getfixturevalue("any_database")
+    return str(tmp_path / "ledger.db")
+
+
+def enter(ledger: Ledger, state: str, at_ns: int | None = None, rules=RULES) -> bool:
+    return set_state(ledger, Change("L1", state, ledger.now_ns() if at_ns is None else at_ns), rules)
+
+
+@pytest.fixture
+def books(ledger, clock, make_lease) -> Ledger:
+    """Two hours of a trial, three hours stopped, half a minute running, half an hour stopped, an hour of a trial."""
+    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=BOX.hash))
+    for name, seconds in (("t1", 2 * HOUR), ("", 3 * HOUR), ("idle", 30), ("", HOUR // 2), ("t2", HOUR)):
+        enter(ledger, "running" if name else "stopped")
+        if name.startswith("t"):
+            ledger.attach("L1", f"sweep of {name}")
+            ledger.start_usage(UsageKey("L1", name, 1), f"sweep of {name}", Decimal(8), {})
+        clock.advance_seconds(seconds)
+        if name.startswith("t"):
+            ledger.end_usage(UsageKey("L1", name, 1), "COMPLETED")
+            # The lease is held by a hand: it stays open when its last sweep leaves.
+            ledger.detach("L1", f"sweep of {name}", "done") if name == "t2" else None
+    return ledger
+
+
+@pytest.fixture
+def make_lease(make_lease):
+    return lambda lease_id, **more: make_lease(lease_id, **{"opened_by": "hand", **more})
+
+
+def by_category(ledger, clock, rules=RULES, **scope) -> dict[str, tuple[int, Decimal]]:
+    report = grouped_report(ledger, BOOK, Scope(**{"by": "category", **scope}), clock.utc, rules=rules)
+    return {row.name: (row.pico, row.card_hours) for row in report.rows}
+
+
+def test_a_stopped_machine_costs_nothing_where_only_running_is_billed_and_a_minimum_at_every_start(
+    any_database, books, clock
+):
+    found = by_category(books, clock)
+    assert found["other"] == (pico_of(24), 24)
+    assert found["stopped"] == (0, 28)
+    # A minute is billed of the half of one that it ran with nothing to do.
+    assert found["idle"][0] + found["billing_increment"][0] == pico_of(8) // 60
+    assert run_checks(books, BOOK, clock.utc, rules=RULES) == []
+    rows = list(focus.rows(attribute(books, BOOK, clock.utc, rules=RULES)))
+    assert sum(pico_of(Decimal(row["EffectiveCost"])) for row in rows) == sum(pico for pico, _ in found.values())
+
+
+def test_a_state_that_is_billed_goes_on_costing_and_is_told_apart_from_running(any_database, books, clock):
+    found = by_category(books, clock, rules=(rule("stopped"),))
+    assert found["stopped"] == (pico_of(28), 28)
+    assert sum(pico for pico, _ in found.values()) == pico_of(52) + pico_of(8) * 30 // HOUR
+    assert "billing_increment" not in found, "it never started anew"
+    assert run_checks(books, BOOK, clock.utc, rules=(rule("stopped"),)) == []
+
+
+def test_stopped_time_is_of_the_sweeps_that_stayed_attached_and_of_nobody_else(books, clock):
+    rules = (rule("stopped"),)
+    assert by_category(books, clock, rules, sweep_id="sweep of t1")["stopped"] == (pico_of(28), 28)
+    assert "stopped" not in by_category(books, clock, rules, sweep_id="sweep of t2")
+
+
+@pytest.mark.parametrize(("storage", "hours"), [("while_stopped", 6.5), ("while_running", 3)])
+def test_a_disk_goes_on_costing_while_its_machine_is_stopped_by_its_providers_rule(books, clock, storage, hours):
+    rules = (rule(storage=storage),)
+    disk = Metered("d", "L1", "disk", "on_demand", "", "list", Decimal(744), START, START + round(6.5 * NS_PER_HOUR))
+    metered.add(books, disk, BOOK.rows[1], ())
+    cost, _ = by_category(books, clock, rules)["storage"]
+    assert 0 <= pico_of(Decimal("0.31") * Decimal(str(hours))) - cost <= 2, "744 GiB for an hour are one for a month"
+    assert run_checks(books, BOOK, clock.utc, rules=rules) == []
+
+
+def test_what_was_stopped_is_as_it_was_known_then_in_an_as_of_report(books, clock):
+    then = clock.utc
+    clock.advance_seconds(10)
+    enter(books, "stopped")
+    clock.advance_seconds(HOUR)
+    assert by_category(books, clock)["stopped"] == (0, 36)
+    then_known = by_category(books, clock, as_of_ns=then)
+    assert then_known["stopped"] == (0, 28)
+    assert then_known["idle"][1] == Decimal("8.088889"), "as if it ran on"
+
+
+def test_the_same_state_again_changes_nothing(any_database, ledger, clock, make_lease):
+    ledger.open_lease(make_lease("L1", sku="box", provider="cloud"))
+    assert not enter(ledger, "running"), "a machine runs from the start"
+    clock.advance_seconds(60)
+    assert enter(ledger, "stopped")
+    clock.advance_seconds(60)
+    assert not enter(ledger, "stopped")
+    assert [change.state for change in load(ledger)["L1"]] == ["stopped"]
+
+
+def test_what_cannot_be_is_refused_and_nothing_is_written(ledger, clock, make_lease):
+    ledger.open_lease(make_lease("L1", sku="box", provider="cloud"))
+    ledger.attach("L1", "s1")
+    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
+    clock.advance_seconds(HOUR)
+    with pytest.raises(LedgerError, match="'asleep' is no state of a machine; one of running, stopped"):
+        enter(ledger, "asleep")
+    with pytest.raises(LedgerError, match="outside of lease L1, which was held from 2026-01-01T00:00:00Z"):
+        enter(ledger, "stopped", START - 1)
+    with pytest.raises(LedgerError, match="outside of lease L1"):
+        enter(ledger, "stopped", clock.utc + 1)
+    with pytest.raises(IntegrityError, match="trial t1 attempt 1 of sweep s1 holds cards of it"):
+        enter(ledger, "stopped")
+    ledger.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
+    with pytest.raises(IntegrityError, match=r"held cards until 2026-01-01T01:00:00Z"):
+        enter(ledger, "stopped", clock.utc - 1)
+    with pytest.raises(LedgerError, match="there is no lease L2"):
+        set_state(ledger, Change("L2", "stopped", clock.utc), RULES)
+    assert load(ledger) == {}
+    enter(ledger, "stopped")
+    clock.advance_seconds(60)
+    with pytest.raises(IntegrityError, match="what it does next begins after that"):
+        enter(ledger, "running", clock.utc - 61 * NS_PER_SECOND)
+
+
+def test_no_sweep_comes_to_a_stopped_machine_before_it_is_started(any_database, ledger, clock, make_lease):
+    ledger.open_lease(make_lease("L1", sku="box", provider="cloud"))
+    enter(ledger, "stopped")
+    with pytest.raises(IntegrityError, match=r"lease L1 is stopped since .*python -m cost leases start L1"):
+        ledger.attach("L1", "s1")
+    clock.advance_seconds(60)
+    enter(ledger, "running")
+    ledger.attach("L1", "s1")
+    assert ledger.lease_state("L1").sweeps == ("s1",)
+
+
+def test_a_closed_month_is_not_changed_by_a_stop_that_is_entered_late(ledger, clock, make_lease):
+    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=BOX.hash))
+    clock.advance_seconds(40 * 86_400)
+    close_month(ledger, BOOK, "2026-01", clock.utc, rules=RULES)
+    with pytest.raises(IntegrityError, match="that would change 2026-01, which is closed"):
+        enter(ledger, "stopped", instant_ns("2026-01-20"))
+    assert enter(ledger, "stopped", instant_ns("2026-02-02"))
+    assert run_checks(ledger, BOOK, clock.utc, rules=RULES) == []
+
+
+def test_a_stopped_machine_that_costs_nothing_raises_no_alarm_and_one_that_does_is_named(books, clock):
+    enter(books, "stopped")
+    clock.advance_seconds(5 * HOUR)
+    (held,) = machines(books, BOOK, clock.utc, rules=RULES)
+    assert (held.doing, str(held.per_day), held.alert) == ("stopped", "0 USD", None)
+    (held,) = machines(books, BOOK, clock.utc, rules=(rule("stopped"),))
+    assert held.per_day
+    assert held.per_day.pico == 24 * pico_of(8)
+    assert "leases close L1" in (held.alert or "")
+    assert run_checks(books, BOOK, clock.utc, rules=RULES) == []
+
+
+@pytest.mark.parametrize("one", load_rules(), ids=lambda r: f"{r.provider}{'-spot' if 'spot' in r.purchases else ''}")
+def test_every_shipped_rule_bills_a_state_or_not_as_it_says(one):
+    row = price("box", "3600", provider=one.provider, purchase=one.purchases[0] if one.purchases else "on_demand")
+    lease = Lease("L1", "i", "m", "box", one.provider, 8, "USD", row.hash)
+    end = START + 12 * NS_PER_HOUR
+    for state in known_states(load_rules()):
+        changes = [Change("L1", state, START + 4 * NS_PER_HOUR), Change("L1", "running", START + 8 * NS_PER_HOUR)]
+        held = LeaseState(lease, START, end, "done", True, START, ())
+        cost = sum(s.pico for s in lease_charge(held, [row], load_rules(), end, changes))
+        assert cost == pico_of(3600) * (12 if state in one.billed_states else 8), state
+
+
+# Pure -------------------------------------------------------------------------------------------------------------
+
+times = st.lists(st.integers(1, 10 * NS_PER_HOUR), max_size=6, unique=True).map(sorted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(times, st.integers(1, 11 * NS_PER_HOUR), times, st.booleans(), st.integers(1, 10**15))
+def test_runs_are_charged_one_by_one_without_a_gap_and_cutting_changes_nothing(at, held, cuts, closed, amount):
+    row = price("box", format(Decimal(amount).scaleb(-12), "f"))
+    lease = Lease("L1", "i", "m", "box", "cloud", 8, "USD", row.hash)
+    end = START + held
+    state = LeaseState(lease, START, end if closed else None, "done" if closed else None, closed, START, ())
+    changes = [Change("L1", ("stopped", "running")[n % 2], START + t) for n, t in enumerate(at)]
+    segments = lease_charge(state, [row], RULES, end, changes)
+    time = [s for s in segments if s.category == "machine"]
+    assert (time[0].from_ns, time[-1].to_ns) == (START, end)
+    assert all(a.to_ns == b.from_ns for a, b in pairwise(time))
+    runs = [p for p in stretches(changes, START, end) if p.state == "running"]
+    expected = [
+        charge(
+            p.from_ns, p.to_ns, rule=RULES[0], prices=[row], cards=8, ended="user" if closed or p.to_ns < end else None
+        )
+        for p in runs
+    ]
+    assert sum(s.pico for s in segments) == sum(s.pico for run in expected for s in run)
+    edges = sorted(START + c for c in cuts)
+    pieces = cut(segments, edges, lambda _: pico_per_hour(row, 8) / NS_PER_HOUR)
+    assert sum(s.pico for s in pieces) == sum(s.pico for s in segments)
+    assert sum(s.paid_ns for s in pieces) == sum(s.paid_ns for s in segments)
+    assert not [s for s in pieces for c in edges if s.from_ns < c < s.to_ns]
+
+
+# On the command line ----------------------------------------------------------------------------------------------
+
+
+def test_on_the_command_line(tmp_path: Path):
+    runner, root = CliRunner(), ["--root", str(tmp_path / "runs")]
+    opening = ["leases", "open", "--machine", "m", "--sku", "lambda-h100x8", "--cards", "8", "--instance", "i-1"]
+    opened = runner.invoke(app, [*opening, "--from", "2026-11-20T00:00", *root], catch_exceptions=False)
+    lease = opened.output.strip()
+    for command in (["stop", lease, "--at", "2026-11-20T02:00"], ["start", lease, "--at", "2026-11-21T00:00"]):
+        for _ in range(2):
+            said = runner.invoke(app, ["leases", *command, *root], catch_exceptions=False)
+            assert (said.exit_code, said.output) == (0, ""), "the same again changes nothing"
+    runner.invoke(app, ["leases", "stop", lease, "--at", "2026-11-21T01:00", *root], catch_exceptions=False)
+    (body,) = json.loads(runner.invoke(app, ["leases", "list", "--json", *root]).output)["leases"]
+    rate = rule_for(load_rules(), "lambda")
+    assert (body["state"], rate.billed_states) == ("stopped", ("running",))
+    assert Decimal(body["cost"]) == 3 * Decimal("31.92")
+    listed = runner.invoke(app, ["leases", "list", *root]).output
+    assert "held, stopped" in listed
+    assert max(map(len, listed.splitlines())) <= 100
+    wrong = runner.invoke(app, ["leases", "stop", lease, "--state", "asleep", *root])
+    assert wrong.exit_code == 2
+    assert "'asleep' is no state of a machine" in wrong.output

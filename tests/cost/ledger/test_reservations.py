@@ -1,0 +1,187 @@
+"""Money that is set aside for attempts, on both databases, and what is free beside it."""
+
+from __future__ import annotations
+
+import threading
+from decimal import Decimal
+
+import pytest
+
+from cost.budgets.spending import Spending
+from cost.ledger.ledger import Ledger
+from cost.ledger.reservations import Reservation
+from cost.money import Money
+from cost.prices.book import PriceBook
+from cost.records import LedgerError, UsageKey
+from tests.cost.reports.test_report import RULES, row
+
+USD = 10**12
+
+
+def key(trial: str = "t1", attempt: int = 1, lease: str = "L1") -> UsageKey:
+    return UsageKey(lease, trial, attempt)
+
+
+def of(
+    key: UsageKey, amount: str = "5 USD", *, sweep: str = "s1", stage: str = "smoke", cards: str = "1"
+) -> Reservation:
+    return Reservation(key, sweep, stage, Money.parse(amount), Decimal(cards), "as configured")
+
+
+@pytest.fixture
+def held(ledger, make_lease):
+    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=row().hash))
+    ledger.attach("L1", "s1")
+    return ledger
+
+
+def start(ledger: Ledger, one: UsageKey, amount: str = "5 USD", sweep: str = "s1") -> None:
+    with ledger.transaction():
+        ledger.reserve(of(one, amount, sweep=sweep))
+        ledger.start_usage(one, sweep, Decimal(1), {"stage": "smoke"})
+
+
+def amounts(ledger: Ledger) -> dict[str, str]:
+    return {r.key.trial_id: str(r.amount) for r in ledger.reservations()}
+
+
+def test_a_reservation_is_open_while_its_attempt_holds_cards_and_no_longer(held):
+    start(held, key("t1"))
+    start(held, key("t2"), "7 USD")
+    assert amounts(held) == {"t1": "5 USD", "t2": "7 USD"}
+    held.end_usage(key("t1"), "COMPLETED")
+    assert amounts(held) == {"t2": "7 USD"}
+    held.end_usage(key("t2"), "FAILED")
+    assert amounts(held) == {}
+    start(held, key("t2", 2), "3 USD")
+    assert amounts(held) == {"t2": "3 USD"}
+
+
+def test_the_latest_reservation_of_an_attempt_counts(held):
+    start(held, key("t1"), "100 USD")
+    held.reserve(of(key("t1"), "5 USD"))
+    assert amounts(held) == {"t1": "5 USD"}
+
+
+def test_a_start_that_is_undone_leaves_no_reservation(held):
+    def fail() -> None:
+        with held.transaction():
+            held.end_usage(key("t1"), "COMPLETED")
+            held.reserve(of(key("t2")))
+            assert amounts(held) == {"t2": "5 USD"}
+            raise RuntimeError
+
+    start(held, key("t1"))
+    with pytest.raises(RuntimeError):
+        fail()
+    assert amounts(held) == {"t1": "5 USD"}
+
+
+def test_another_driver_sees_it_and_frees_it_by_closing_the_usages_of_a_dead_one(place, held, clock):
+    start(held, key("t1"))
+    with Ledger.open(place, clock) as other:
+        assert amounts(other) == {"t1": "5 USD"}
+        other.end_usage(key("t1"), "LOST", at_ns=clock.utc_ns(), end_estimated=True)
+        assert amounts(other) == amounts(held) == {}
+
+
+def test_a_reservation_below_zero_is_refused(held):
+    with pytest.raises(LedgerError, match="zero or more"):
+        held.reserve(of(key(), "-1 USD"))
+
+
+def test_drivers_that_want_the_last_of_a_budget_at_the_same_moment_do_not_both_get_it(place, held, clock, make_lease):
+    """Eight drivers, each on a machine of its own, and room for three trials."""
+    limit, taken, barrier = 15 * USD, [], threading.Barrier(8)
+    for number in range(8):
+        held.open_lease(make_lease(f"M{number}", sku="box", provider="cloud", price_hash=row().hash))
+        held.attach(f"M{number}", f"d{number}")
+
+    def drive(number: int) -> None:
+        with Ledger.open(place, clock) as ledger:
+            mine = key(f"t{number}", lease=f"M{number}")
+            barrier.wait()
+            with ledger.budget_turn():
+                if sum(r.amount.pico for r in ledger.reservations()) + 5 * USD <= limit:
+                    ledger.reserve(of(mine, sweep=f"d{number}"))
+                    ledger.start_usage(mine, f"d{number}", Decimal(1), {})
+                    taken.append(number)
+
+    threads = [threading.Thread(target=drive, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 3
+    assert len(held.reservations()) == 3
+
+
+def spending(ledger: Ledger, *scopes: str, **more) -> Spending:
+    return Spending(ledger, PriceBook((row(),)), scopes or ("month",), rules=RULES, **more)
+
+
+def test_between_two_full_looks_what_is_spent_goes_on_as_the_report_would_have_it(held, clock):
+    found = spending(held, "sweep:s1", "stage:smoke", "month")
+    start(held, key("t1"))
+    found.look(held.now_ns())
+    for _ in range(4):
+        clock.advance_seconds(90)
+        held.heartbeat("L1", [key("t1")])
+        found.look(held.now_ns())
+        assert not found.exact
+        quick = {scope: found.spent(scope, "USD") for scope in found.scopes}
+        again = spending(held, *found.scopes)
+        again.look(held.now_ns(), full=True)
+        assert quick == {scope: again.spent(scope, "USD") for scope in found.scopes}
+    assert quick["month"] == 8 * USD // 10  # eight cards at one USD an hour, for six minutes
+
+
+def test_what_an_attempt_has_used_is_no_longer_reserved(held, clock):
+    found = spending(held, "sweep:s1")
+    start(held, key("t1"), "1 USD")
+    clock.advance_seconds(1800)
+    found.look(held.now_ns())
+    assert found.reserved("sweep:s1", "USD") == USD // 2
+    clock.advance_seconds(3600)
+    found.look(held.now_ns())
+    assert found.reserved("sweep:s1", "USD") == 0
+
+
+def test_a_stage_and_a_month_count_every_sweep_and_a_sweep_itself(place, held, clock, make_lease):
+    held.open_lease(make_lease("L2", sku="box", provider="cloud", price_hash=row().hash))
+    held.attach("L2", "s2")
+    start(held, key("t1"), "1 USD")
+    start(held, key("t9", lease="L2"), "2 USD", sweep="s2")
+    found = spending(held, "sweep:s1", "sweep:s2", "stage:smoke", "stage:multi", "month")
+    found.look(held.now_ns())
+    reserved = {scope: found.reserved(scope, "USD") / USD for scope in found.scopes}
+    assert reserved == {"sweep:s1": 1, "sweep:s2": 2, "stage:smoke": 3, "stage:multi": 0, "month": 3}
+    clock.advance_seconds(360)
+    found.look(held.now_ns(), full=True)
+    spent = {scope: found.spent(scope, "USD") / USD for scope in found.scopes}
+    assert spent == {"sweep:s1": 0.8, "sweep:s2": 0.8, "stage:smoke": 1.6, "stage:multi": 0, "month": 1.6}
+
+
+def test_a_machine_that_another_driver_has_begun_to_hold_is_seen_without_a_full_look(place, held, clock, make_lease):
+    found = spending(held, "month")
+    found.look(held.now_ns())
+    with Ledger.open(place, clock) as other:
+        other.open_lease(make_lease("L2", sku="box", provider="cloud", price_hash=row().hash))
+        other.attach("L2", "s2")
+        start(other, key("t9", lease="L2"), "2 USD", sweep="s2")
+        with held.budget_turn():
+            found.look_at_reservations(held.now_ns())
+            assert found.reserved("month", "USD") == 2 * USD
+
+
+def test_simulated_machines_are_counted_apart(held, clock, make_lease):
+    more = {"sku": "box", "provider": "cloud", "price_hash": row().hash, "tags": {"simulated": "true"}}
+    held.open_lease(make_lease("L9", **more))
+    held.attach("L9", "s9")
+    start(held, key("t9", lease="L9"), "2 USD", sweep="s9")
+    clock.advance_seconds(360)
+    real, made_up = spending(held, "month"), spending(held, "month", simulated=True)
+    for one in (real, made_up):
+        one.look(held.now_ns())
+    assert (real.spent("month", "USD"), real.reserved("month", "USD")) == (8 * USD // 10, 0)
+    assert (made_up.spent("month", "USD"), made_up.reserved("month", "USD")) == (8 * USD // 10, 19 * USD // 10)

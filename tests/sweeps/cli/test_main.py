@@ -1,0 +1,230 @@
+"""What a person asks of a sweep from another process, and what a driver that comes back remembers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from cost.ledger.ledger import Ledger
+from cost.ledger.sweep_lock import driving
+from rl.spec import SetLr, StepReport, Stop
+from sweeps.cli.main import app
+from sweeps.config.build import ConfigError, compose
+from sweeps.driver.controller import SweepHost
+from sweeps.driver.driver import run
+from sweeps.driver.resume import earlier_sweeps, end_lost_attempts_of_all, held_sweep, to_go_on_with
+from sweeps.journal.journal import Journal, TrialState, load
+from sweeps.planning.plan import make_plan
+from tests.sweeps.in_process import Silent, a_sweep
+
+SIMULATED = ("+stage=smoke", "trainer=simulated")
+
+
+def said(folder, *arguments: str):
+    return CliRunner().invoke(app, [*arguments, "--root", str(folder)])
+
+
+def test_trials_that_somebody_gives_up_are_cancelled_and_never_started(tmp_path):
+    sweep = a_sweep(tmp_path)
+    gone = [t.trial_id for t in sweep.journal.record.trials.values()][1:]
+    result = said(tmp_path, "cancel", "last", "--trial", gone[0], "--trial", gone[1], "--reason", "too dear")
+    assert result.exit_code == 0, result.output
+    sweep.run()
+    states = [t.state for t in sweep.journal.record.trials.values()]
+    assert states == [TrialState.COMPLETED, TrialState.CANCELLED, TrialState.CANCELLED]
+    assert len(sweep.ledger.usages()) == 1
+    assert sweep.journal.record.unfinished == []
+
+
+def test_a_running_trial_that_is_given_up_is_stopped_at_its_next_word(tmp_path):
+    sweep = a_sweep(tmp_path, "search.lr_scaling=[hold]", "search.prompts_per_step=[2]")
+    running = next(iter(sweep.journal.record.trials))
+    attempt = sweep.host.next_attempt()
+    assert attempt is not None
+    sweep.host.on_granted(attempt)
+    assert said(tmp_path, "cancel", "--trial", running).exit_code == 0
+    sweep.clock.advance(10_000_000_000)
+    sweep.host.on_tick()
+    steps = sweep.executor._trainer.run(attempt.spec, None)
+    command = sweep.host.on_message(attempt, 0, next(steps))
+    assert isinstance(command, Stop)
+    sweep.host.on_ended(attempt, command.reason, "")
+    sweep.host.on_released(attempt, True)
+    assert sweep.journal.record.trials[running].state is TrialState.CANCELLED
+    assert sweep.ledger.usages()[0].outcome == "CANCELLED"
+    assert sweep.host.done()
+
+
+def test_a_sweep_that_somebody_stops_can_go_on(tmp_path):
+    sweep = a_sweep(tmp_path)
+    with driving(tmp_path / "ledger.db", "smoke-test-1"):
+        assert said(tmp_path, "stop", "last").exit_code == 0
+    sweep.run()
+    record = sweep.journal.record
+    assert next(t.state for t in record.trials.values()) is TrialState.PREEMPTED
+    assert len(record.unfinished) == 3
+    told = [e.body["command"]["reason"] for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "command"]
+    assert set(told) == {"interrupted: asked for"}
+
+
+def test_a_sweep_whose_driver_died_is_lost_and_cannot_be_stopped(tmp_path):
+    a_sweep(tmp_path)
+    result = said(tmp_path, "stop", "last")
+    assert result.exit_code == 2
+    assert "smoke-test-1 has no driver at work: its driver died; the same command goes on with it" in result.output
+    (lost,) = json.loads(said(tmp_path, "status", "--json").output)["sweeps"]
+    with driving(tmp_path / "ledger.db", "smoke-test-1"):
+        (running,) = json.loads(said(tmp_path, "status", "--json").output)["sweeps"]
+    assert (lost["state"], lost["driver"], running["state"]) == ("lost", None, "running")
+    assert f"process {os.getpid()} on " in running["driver"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cancel", "last", "--trial", "nobody"], "has no trial 'nobody'"),
+        (["cancel", "nowhere"], "there is no sweep 'nowhere'"),
+        (["cancel", "last"], "no trial left"),
+        (["stop", "last"], "has no driver at work"),
+    ],
+)
+def test_what_cannot_be_stopped_or_given_up_is_said_with_exit_2(tmp_path, arguments: list[str], words: str):
+    assert run(compose([*SIMULATED, f"paths.root={tmp_path}", "search.trials=1"])) == 0
+    result = said(tmp_path, *arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_failed_trials_run_again_from_their_checkpoint_when_asked_for(tmp_path):
+    crash = [*SIMULATED, f"paths.root={tmp_path}", "retry.crashes=0", "trainer.simulated.crash_at_step=15"]
+    assert run(compose(crash)) == 1
+    assert run(compose(crash)) == 1  # nothing is unfinished: a new sweep is what auto starts
+    assert run(compose([*crash, "resume=failed"])) == 0
+    with Ledger.open(tmp_path / "ledger.db", create=False) as ledger:
+        records = [load(ledger, s) for s in ("smoke-" + d.name.split("-", 1)[1] for d in tmp_path.glob("smoke-*"))]
+    last = max(records, key=lambda r: r.planned_ns)
+    for trial in last.trials.values():
+        assert [a.outcome for a in trial.attempts] == ["crashed", "completed"]
+        assert trial.attempts[1].from_step == 10
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [(False, "no sweep of this plan was ever started"), (True, "no trial of smoke-")],
+)
+def test_resume_failed_says_that_there_is_nothing_to_do(tmp_path, before: bool, words: str):
+    typed = [*SIMULATED, f"paths.root={tmp_path}"]
+    if before:
+        assert run(compose(typed)) == 0
+    with pytest.raises(ConfigError, match=words):
+        run(compose([*typed, "resume=failed"]))
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("resume=nowhere", "there is no such sweep; there are: none"),
+        ("resume=failed", "no sweep of this plan"),
+        ("budget.sweep_limit=1 XYZ", "no exchange rate from XYZ to USD"),
+    ],
+)
+def test_a_dry_run_finds_what_a_run_would_refuse(tmp_path, typed: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        run(compose([*SIMULATED, f"paths.root={tmp_path}", "dry_run=true", typed]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_says_which_sweep_the_run_would_go_on_with(tmp_path, capsys):
+    sweep = a_sweep(tmp_path)
+    assert run(replace(sweep.cfg, dry_run=True)) == 0
+    assert "smoke-test-1 is not finished: this goes on with it, 3 trials are left" in capsys.readouterr().out
+
+
+def test_a_resume_reads_once_what_was_said_before_it(tmp_path, monkeypatch):
+    sweep = a_sweep(tmp_path, "machine=h100x8")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep.journal, "attempt_ended", die)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run()
+    whole, read = Ledger.events, []
+
+    def events(ledger: Ledger, *arguments, **named):
+        for event in whole(ledger, *arguments, **named):
+            read.append(event.kind)
+            yield event
+
+    with Ledger.open(tmp_path / "ledger.db", sweep.clock) as ledger:
+        written = sum(e.kind == "messages" for e in ledger.events("sweep:smoke-test-1"))
+        for usage in ledger.usages():
+            ledger.end_usage(usage.key, "LOST")
+        monkeypatch.setattr(Ledger, "events", events)
+        earlier = earlier_sweeps(sweep.cfg, tmp_path)
+        plan = make_plan(sweep.cfg)
+        known = to_go_on_with(sweep.cfg, plan, tmp_path, earlier)
+        end_lost_attempts_of_all(ledger, earlier)
+        with held_sweep(sweep.cfg, plan, ledger, tmp_path, known) as (journal, _):
+            pass
+    assert journal.record.sweep_id == "smoke-test-1"
+    assert 0 < written == read.count("messages")
+
+
+def test_a_changed_plan_is_refused_with_what_changed(tmp_path):
+    typed = [*SIMULATED, f"paths.root={tmp_path}"]
+    assert run(compose(typed)) == 0
+    name = next(tmp_path.glob("smoke-*")).name
+    with pytest.raises(ConfigError) as refused:
+        run(compose([*typed, f"resume={name}", "algorithm.lr=3e-5", "budget.project=other"]))
+    text = str(refused.value)
+    assert "algorithm.lr: 1e-05 -> 3e-05" in text
+    assert "budget" not in text
+    assert "0 of them the same" in text
+
+
+def test_a_learning_rate_that_was_moved_is_moved_again_at_the_same_step_after_a_restart(tmp_path):
+    """The command is in the journal; the checkpoint from before it does not know of it."""
+    axes = ("search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]")
+    sweep = a_sweep(tmp_path, *axes)
+    attempt = sweep.host.next_attempt()
+    assert attempt is not None
+    sweep.host.on_granted(attempt)
+    trial = sweep.journal.record.trials[attempt.trial_id]
+    steps = sweep.executor._trainer.run(attempt.spec, None)
+    moved, command = {}, None
+    for sequence in itertools.count():
+        message = steps.send(command)
+        command = sweep.host.on_message(attempt, sequence, message)
+        if isinstance(command, SetLr):
+            assert isinstance(message, StepReport)
+            moved[message.step] = command.lr
+            break
+    sweep.host.on_ended(attempt, "lost", "killed")
+    sweep.host.on_released(attempt, True)
+    journal = Journal(sweep.ledger, "smoke-test-1")
+    again = SweepHost(
+        sweep.cfg, ledger=sweep.ledger, journal=journal, lease_id="lease-1", sweep_dir=tmp_path, view=Silent(), cards=1
+    )
+    sweep.journal, sweep.host = journal, again
+    sweep.run()
+    trial = journal.record.trials[attempt.trial_id]
+    assert trial.state is TrialState.COMPLETED
+    assert trial.lr_told == moved
+    assert trial.lr == next(iter(moved.values()))
+
+
+def test_the_console_names_the_sweep_that_goes_on(tmp_path, capsys):
+    fault = [*SIMULATED, f"paths.root={tmp_path}", "budget.sweep_limit=0.0002 USD"]
+    assert run(compose(fault)) == 4
+    capsys.readouterr()
+    assert run(compose(fault[:-1])) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "going on, 3 of 3 trials left" in text
+    assert "to come" in text
+    assert "of it lost work" in text

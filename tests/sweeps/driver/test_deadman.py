@@ -1,0 +1,220 @@
+"""The dead-man timer: real drivers that are killed, and drivers that must not be bothered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cost.ledger import release_requests
+from cost.ledger.ledger import Ledger
+from cost.ledger.sweep_lock import driving
+from sweeps.config.build import canonical, compose
+from sweeps.driver.deadman import start, watch
+from sweeps.journal.journal import Journal, TrialState, load
+from sweeps.machines.machine import find_price, hold_machine
+from sweeps.planning.plan import make_plan
+from tests.e2e.test_sweep_command import ROOT, module
+
+SWEEP = "smoke-test-1"
+
+
+def configuration(root: Path, *more: str):
+    down = f'machine.down="touch {root}/gone"'
+    return compose(["+stage=smoke", f"paths.root={root}", down, "machine.down_unsaved=true", *more])
+
+
+def begin(root: Path, ledger: Ledger, *more: str) -> tuple[Journal, str]:
+    """What a driver writes before its first trial."""
+    cfg = configuration(root, *more)
+    journal = Journal(ledger, SWEEP)
+    journal.planned(stage="smoke", machine=cfg.machine.name, plan=make_plan(cfg), config=canonical(cfg))
+    lease_id = hold_machine(cfg, ledger, SWEEP, find_price(cfg))
+    journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
+    journal.catch_up()
+    return journal, lease_id
+
+
+def drive(root: str, after: str) -> None:
+    """A driver that holds its sweep and its machine, and says every 0.1 s that it does. Runs in its own process."""
+    folder = Path(root)
+    with driving(folder / "ledger.db", SWEEP), Ledger.open(folder / "ledger.db") as ledger:
+        _, lease_id = begin(folder, ledger, f"machine.deadman={after}")
+        timer = start(configuration(folder, f"machine.deadman={after}"), SWEEP, folder / "ledger.db")
+        assert timer is not None
+        print(timer.pid, flush=True)
+        while True:
+            ledger.heartbeat(lease_id)
+            time.sleep(0.1)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def driver(tmp_path: Path):
+    """A driver in a process of its own, and the process id of its timer."""
+    code = f"from tests.sweeps.driver.test_deadman import drive; drive({str(tmp_path)!r}, '2s')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    timer = psutil.Process(int(process.stdout.readline()))
+    yield process, timer
+    process.kill()
+    process.wait()
+    if timer.is_running():
+        timer.kill()
+
+
+def test_a_driver_killed_with_nine_leaves_a_timer_that_takes_the_machine_down_and_closes_its_lease(driver, tmp_path):
+    process, timer = driver
+    log = tmp_path / SWEEP / "deadman.log"
+    until(lambda: log.exists() and "watching" in log.read_text())
+    assert not (tmp_path / "gone").exists()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    until(lambda: (tmp_path / "gone").exists())
+    until(lambda: not timer.is_running() or timer.status() == psutil.STATUS_ZOMBIE)
+    assert "is dead: cpu is given back" in log.read_text()
+    with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
+        assert all(state.to_ns is not None and state.released for state in ledger.leases())
+    assert "the driver was silent for 2 s" in module(tmp_path, "sweeps", "show", "--root", str(tmp_path)).stdout
+
+
+def test_there_is_one_timer_of_a_sweep(driver, tmp_path):
+    _, timer = driver
+    until(lambda: "watching" in (tmp_path / SWEEP / "deadman.log").read_text())
+    told: list[str] = []
+    watch(tmp_path / "ledger.db", tmp_path / SWEEP, 0.1, told.append)
+    assert told == ["another timer watches this sweep already"]
+    assert timer.is_running()
+
+
+class Time:
+    """A clock that goes on while somebody sleeps; what happens at some moments is part of it."""
+
+    def __init__(self, *events: tuple[float, Callable[[], object]]) -> None:
+        self.now, self._events = 0.0, list(events)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        while self._events and self._events[0][0] <= self.now:
+            self._events.pop(0)[1]()
+        assert self.now < 10_000, "it would watch for ever"
+
+
+def watched(root: Path, clock: Time, after: float = 60.0) -> list[str]:
+    told: list[str] = []
+    watch(root / "ledger.db", root / SWEEP, after, told.append, sleep=clock.sleep, monotonic=clock.monotonic)
+    return told
+
+
+def test_it_never_fires_while_the_driver_lives_however_silent_it_is(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger, driving(tmp_path / "ledger.db", SWEEP):
+        journal, lease_id = begin(tmp_path, ledger)
+
+        def end_in_order() -> None:
+            ledger.detach(lease_id, SWEEP, "done")
+            journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+
+        told = watched(tmp_path, Time((1000, end_in_order)))
+    assert told[-1] == "the sweep has ended in order: nothing to do"
+    assert not (tmp_path / "gone").exists()
+
+
+def test_another_driver_that_goes_on_with_the_sweep_is_heard_and_counted_from(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        _, lease_id = begin(tmp_path, ledger)
+        clock = Time((50, lambda: ledger.heartbeat(lease_id)), (100, lambda: ledger.heartbeat(lease_id)))
+        told = watched(tmp_path, clock)
+        assert "is given back" in told[-1]
+        assert 160 <= clock.now < 200
+        assert ledger.lease_state(lease_id).released
+
+
+def test_it_does_nothing_after_an_end_in_order_whose_machine_was_kept_for_a_reason(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        journal, lease_id = begin(tmp_path, ledger)
+        journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+        release_requests.note_kept(ledger, lease_id, "something lies on it only")
+        assert watched(tmp_path, Time())[-1] == "the sweep has ended in order: nothing to do"
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_driver_killed_between_its_end_and_the_machines_is_followed_by_the_timer(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        journal, _ = begin(tmp_path, ledger)
+        journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+        assert "is given back" in watched(tmp_path, Time())[-1]
+    assert (tmp_path / "gone").exists()
+
+
+def test_it_takes_down_what_the_newest_driver_is_on_after_as_long_as_that_one_said(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        journal, lease_id = begin(tmp_path, ledger)
+
+        def go_on() -> None:
+            ledger.heartbeat(lease_id)
+            machine = canonical(configuration(tmp_path, "machine.deadman=300s"))["machine"]
+            body = {"lease_id": lease_id, "pid": 2, "machine": machine | {"down": f"touch {tmp_path}/other"}}
+            journal.append("driver_started", body, "driver_started:2")
+            journal.append("attempt_started", attempt(journal, lease_id), "attempt_started:1")
+
+        clock = Time((50, go_on))
+        assert "is given back" in watched(tmp_path, clock)[-1]
+        assert 350 <= clock.now < 400
+        assert [t.state for t in load(ledger, SWEEP).trials.values()].count(TrialState.PREEMPTED) == 1
+    assert (tmp_path / "other").exists()
+    assert not (tmp_path / "gone").exists()
+
+
+def test_it_goes_when_the_newest_driver_wants_no_timer(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        journal, lease_id = begin(tmp_path, ledger)
+        body = {"lease_id": lease_id, "pid": 2, "machine": canonical(configuration(tmp_path))["machine"]}
+        journal.append("driver_started", body, "driver_started:2")
+        assert watched(tmp_path, Time())[-1] == "the sweep has ended in order: nothing to do"
+    assert not (tmp_path / "gone").exists()
+
+
+def attempt(journal: Journal, lease_id: str) -> dict[str, object]:
+    return {"trial_id": next(iter(journal.record.trials)), "attempt": 1, "lease_id": lease_id, "from_step": 0}
+
+
+def test_a_ledger_that_cannot_be_read_is_no_reason_to_take_a_machine_away(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        begin(tmp_path, ledger)
+    away = tmp_path / "away.db"
+    clock = Time(
+        (10, lambda: (tmp_path / "ledger.db").rename(away)), (500, lambda: away.rename(tmp_path / "ledger.db"))
+    )
+    assert "is given back" in watched(tmp_path, clock)[-1]
+    assert clock.now > 500 + 60 - 20
+
+
+def test_what_lies_on_the_machine_only_keeps_the_timer_from_taking_it_down(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        _, lease_id = begin(tmp_path, ledger, "machine.down_unsaved=false")
+        (tmp_path / SWEEP).mkdir(exist_ok=True)
+        (tmp_path / SWEEP / "config.yaml").write_text("x: 1\n")
+        told = watched(tmp_path, Time())
+        assert "NOT taken down" in told[-1]
+        assert ledger.lease_state(lease_id).to_ns is None
+        assert "the driver was silent" in str([e.body for e in ledger.events(f"sweep:{SWEEP}")][-1])
+        assert load(ledger, SWEEP).ended is None
+    assert not (tmp_path / "gone").exists()

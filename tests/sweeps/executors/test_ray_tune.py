@@ -1,0 +1,270 @@
+"""Attempts through real Ray Tune: what is said arrives, commands go back, ends are told apart, cards come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cost.records import StoreError
+from rl.spec import CheckpointWritten, Command, Continue, Event, Finished, SetLr, Started, StepReport, Stop
+from sweeps.config.build import compose
+from sweeps.executors import Attempt, ray_tune
+from sweeps.executors.processes import Family
+from sweeps.executors.ray_tune import AttemptActor
+from sweeps.planning.plan import make_plan, trial_spec
+
+
+class Recorder:
+    """A host that hands out given attempts and writes down what comes back."""
+
+    def __init__(self, attempts: list[Attempt], answers: dict[tuple[str, int], Command] | None = None) -> None:
+        self.waiting, self.answers = list(attempts), answers or {}
+        self.live: set[str] = set()
+        self.messages: dict[str, list[Event]] = {}
+        self.ended: dict[str, tuple[str, str]] = {}
+        self.released: dict[str, bool] = {}
+        self.granted: list[str] = []
+        self.cards: list[int] = []
+        self.ticks = 0
+
+    def next_attempt(self) -> Attempt | None:
+        if self.live or not self.waiting:
+            return None
+        attempt = self.waiting.pop(0)
+        self.live.add(str(attempt))
+        return attempt
+
+    def done(self) -> bool:
+        return not self.live and not self.waiting
+
+    def on_granted(self, attempt: Attempt) -> None:
+        assert str(attempt) not in self.granted
+        self.granted.append(str(attempt))
+
+    def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+        assert str(attempt) in self.granted
+        said = self.messages.setdefault(str(attempt), [])
+        assert sequence == len(said)
+        said.append(message)
+        step = message.step if isinstance(message, StepReport) else 0
+        return self.answers.get((attempt.trial_id, step), Continue()) if step else Continue()
+
+    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+        assert str(attempt) not in self.ended
+        self.ended[str(attempt)] = (outcome, message)
+        self.live.remove(str(attempt))
+
+    def on_released(self, attempt: Attempt, released: bool) -> None:
+        assert str(attempt) in self.ended
+        self.released[str(attempt)] = released
+
+    def on_cards(self, cards: int) -> None:
+        self.cards.append(cards)
+
+    def stopping(self) -> bool:
+        return False
+
+    def on_tick(self) -> None:
+        self.ticks += 1
+
+
+@pytest.fixture(scope="module")
+def ray_of_one_card(tmp_path_factory):
+    import ray
+
+    from sweeps.executors.ray_tune import RayTuneExecutor
+
+    logs = tmp_path_factory.mktemp("ray")
+    executor = RayTuneExecutor(cards=[0], device="cpu", logs=logs)
+    yield executor
+    executor.close()
+    assert not ray.is_initialized()
+
+
+def attempts(folder: Path, *overrides: str) -> list[Attempt]:
+    cfg = compose(["+stage=smoke", "trainer=simulated", f"paths.root={folder}", "stage.steps=5", *overrides])
+    plan = make_plan(cfg)
+    return [Attempt(trial_spec(cfg, t, attempt=1, sweep_dir=folder), None) for t in plan.trials]
+
+
+def test_every_word_arrives_in_order_and_commands_are_heard_before_the_next_step(ray_of_one_card, tmp_path):
+    all_attempts = attempts(tmp_path)
+    first, second, third = all_attempts
+    host = Recorder(
+        all_attempts,
+        {(first.trial_id, 2): SetLr(7e-7), (second.trial_id, 3): Stop("budget: enough")},
+    )
+    ray_of_one_card.run(host)
+    said = host.messages[str(first)]
+    assert isinstance(said[0], Started)
+    assert [m.step for m in said if isinstance(m, StepReport)] == [1, 2, 3, 4, 5]
+    rates = [m.lr for m in said if isinstance(m, StepReport)]
+    assert rates[1] != pytest.approx(7e-7)
+    assert rates[2:] == pytest.approx([7e-7] * 3)
+    assert isinstance(said[-1], Finished)
+    assert host.ended[str(first)] == ("completed", "")
+    assert host.ended[str(second)][0] == "budget: enough"
+    stopped = host.messages[str(second)]
+    assert [m.step for m in stopped if isinstance(m, StepReport)] == [1, 2, 3]
+    assert any(isinstance(m, CheckpointWritten) for m in stopped)
+    assert host.ended[str(third)][0] == "completed"
+    assert host.released == {str(a): True for a in all_attempts}
+    assert host.ticks > 0
+
+
+def test_a_crash_and_a_preemption_are_told_apart(ray_of_one_card, tmp_path):
+    crash = attempts(tmp_path, "trainer.simulated.crash_at_step=2", "search.prompts_per_step=[2]")
+    preempt = attempts(tmp_path, "trainer.simulated.preempt_at_step=2", "search.prompts_per_step=[4]")[:1]
+    host = Recorder(crash + preempt)
+    ray_of_one_card.run(host)
+    assert host.ended[str(crash[0])][0] == "crashed"
+    assert host.ended[str(preempt[0])][0] == "preempted"
+    assert "Traceback" in (ray_of_one_card._logs / f"{crash[0].trial_id}-1.log").read_text()
+    assert all(host.released.values())
+
+
+def test_what_the_host_raises_comes_out_as_it_was(ray_of_one_card, tmp_path):
+    """Tune alone would make text of it, and a ledger that is locked would end a sweep with a traceback."""
+
+    class Refusing(Recorder):
+        def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+            if isinstance(message, StepReport):
+                raise StoreError("the ledger is locked")
+            return super().on_message(attempt, sequence, message)
+
+    with pytest.raises(StoreError, match=r"^the ledger is locked$"):
+        ray_of_one_card.run(Refusing(attempts(tmp_path)[:1]))
+    (left,) = ray_of_one_card._running.values()
+    ray_of_one_card._clear(left, patience_seconds=0.0)
+    assert ray_of_one_card._still_there(left, timeout=60) == []
+    ray_of_one_card._running.clear()
+
+
+def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_card, tmp_path):
+    victim, other = attempts(tmp_path)[:2]
+
+    class Killer(Recorder):
+        def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+            if str(attempt) == str(victim) and isinstance(message, StepReport) and message.step == 2:
+                os.kill(ray_of_one_card.pid_of(victim), signal.SIGKILL)
+            return super().on_message(attempt, sequence, message)
+
+    host = Killer([victim, other])
+    ray_of_one_card.run(host)
+    outcome, message = host.ended[str(victim)]
+    assert outcome == "crashed"
+    assert "died" in message
+    assert Path(message.split("; see ")[1]).is_file()
+    assert host.ended[str(other)][0] == "completed"
+    assert all(host.released.values())
+
+
+def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_one_gets_its_card(
+    ray_of_one_card, tmp_path, monkeypatch
+):
+    def silence(seconds: float) -> None:
+        monkeypatch.setattr(ray_of_one_card, "_silence_seconds", seconds)
+
+    hangs = attempts(tmp_path, "trainer.simulated.hang_at_step=2", "search.prompts_per_step=[2]")
+    other = attempts(tmp_path)[1:2]
+    pids = []
+
+    class Watching(Recorder):
+        def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+            if isinstance(message, StepReport) and not pids:
+                pids.append(ray_of_one_card.pid_of(attempt))
+                silence(2.0)  # not before: a busy machine takes its time to start a process
+            return super().on_message(attempt, sequence, message)
+
+        def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+            silence(1800.0)
+            super().on_ended(attempt, outcome, message)
+
+    host = Watching(hangs + other)
+    ray_of_one_card.run(host)
+    outcome, message = host.ended[str(hangs[0])]
+    assert outcome == "hung"
+    assert "no word for 2 s" in message
+    assert host.ended[str(other[0])][0] == "completed"
+    assert host.released == {str(a): True for a in hangs + other}
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begins(
+    ray_of_one_card, tmp_path, monkeypatch
+):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+
+    class Leaky(AttemptActor):
+        """Leaves a child of a session of its own, a grandchild that nobody waits for, and one deaf to SIGTERM."""
+
+        def step(self):
+            said = super().step()
+            if said.get("message", {}).get("kind") == "started":
+                alive = [int(p.name) for p in notes.iterdir() if psutil.pid_exists(int(p.name))]
+                assert not alive, f"children of the trial before are still there: {alive}"
+                deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+                children = [
+                    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True),
+                    subprocess.Popen([sys.executable, "-c", deaf]),
+                ]
+                for child in children:
+                    (notes / str(child.pid)).touch()
+                if (middle := os.fork()) == 0:
+                    if (grandchild := os.fork()) != 0:
+                        (notes / str(grandchild)).touch()
+                        os._exit(0)
+                    time.sleep(600)
+                    os._exit(0)
+                os.waitpid(middle, 0)
+            return said
+
+    monkeypatch.setattr(ray_of_one_card, "actor", Leaky)
+    both = attempts(tmp_path)[:2]
+    host = Recorder(both)
+    ray_of_one_card.run(host)
+    assert [outcome for outcome, _ in host.ended.values()] == ["completed", "completed"], host.ended
+    assert host.released == {str(a): True for a in both}
+    left = [int(p.name) for p in notes.iterdir()]
+    assert len(left) == 6
+    assert not [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def test_a_process_that_cannot_be_ended_is_told_of_and_its_card_is_not_handed_out_again(
+    ray_of_one_card, tmp_path, monkeypatch
+):
+    """The last but one: this Ray has no card to give afterwards."""
+    first, second = attempts(tmp_path)[:2]
+    end_family = ray_tune.end_family
+
+    def stuck(family: Family, *patience: float) -> list[str]:
+        left = end_family(family, *patience)
+        return ["process 7 (stuck in its driver)"] if str(first) in family.mark else left
+
+    monkeypatch.setattr(ray_tune, "end_family", stuck)
+
+    class Ending(Recorder):
+        def stopping(self) -> bool:
+            return 0 in self.cards
+
+    host = Ending([first, second])
+    ray_of_one_card.run(host)
+    assert host.ended[str(first)][0] == "completed"
+    assert host.released[str(first)] is False
+    assert host.cards == [0]
+    assert str(second) not in host.messages
+    assert host.ended.get(str(second), ("preempted", ""))[0] == "preempted"
+
+
+def test_closing_leaves_no_process_behind(ray_of_one_card):
+    ray_of_one_card.close()
+    left = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+    assert not [line for line in left if "raylet" in line or "ray::" in line]

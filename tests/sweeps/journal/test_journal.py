@@ -1,0 +1,238 @@
+"""The journal: words many to an event, decisions in their place, and the same state by whichever way it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cost.clock import FakeClock
+from cost.ledger.ledger import Ledger
+from cost.records import DIED, IntegrityError, NewEvent
+from rl.spec import CheckpointWritten, Started
+from sweeps.journal.journal import LONGEST_WAIT_NS, MOST_WORDS, Journal, TrialState, load, replay, sweep_events
+from sweeps.journal.messages import STREAM_PREFIX, SUMMARY, WORDS, as_event, reports, steps_of, word, words_in
+from tests.sweeps.in_process import Sweep, a_sweep
+from tests.sweeps.reports import a_step, an_evaluation
+
+SWEEP = "smoke-test-1"
+OLD = Path(__file__).parent / "journal_of_version_1.json"
+SECOND_NS = 10**9
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Sweep]:
+    """A sweep whose first attempt has its card and has said nothing yet."""
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]")
+    attempt = sweep.host.next_attempt()
+    assert attempt is not None
+    sweep.host.on_granted(attempt)
+    yield sweep
+    sweep.ledger.close()
+
+
+def the_attempt(sweep: Sweep):
+    (held,) = sweep.host._held.values()
+    return held.attempt
+
+
+def on_disk(sweep: Sweep):
+    """What another process would read now."""
+    with Ledger.open(sweep.cfg.paths.root + "/ledger.db", read_only=True) as reader:
+        return load(reader, SWEEP)
+
+
+def a_checkpoint(step: int, folder: str = "/c") -> CheckpointWritten:
+    return CheckpointWritten(step, f"{folder}/step-{step}", 10, 5, {"checkpoint": 5})
+
+
+def test_words_lie_many_to_an_event_in_the_order_in_which_they_were_heard(tmp_path):
+    sweep = a_sweep(tmp_path, "machine=h100x8", "search.trials=8").run()
+    events = list(sweep_events(sweep.ledger, SWEEP))
+    heard = [word for event in events for word in words_in(event)]
+    assert len(heard) > 3 * sum(event.kind == WORDS for event in events)
+    assert [w.at_ns for w in heard] == sorted(w.at_ns for w in heard)
+    assert len({w.name for w in heard}) == len(heard)
+    for trial_id in sweep.journal.record.trials:
+        mine = [w.sequence for w in heard if w.trial_id == trial_id]
+        assert mine == list(range(len(mine)))
+    starts = {e.body["trial_id"]: e.sequence for e in events if e.kind == "attempt_started"}
+    ends = {e.body["trial_id"]: e.sequence for e in events if e.kind == "attempt_ended"}
+    for event in events:
+        for said in words_in(event):
+            assert starts[said.trial_id] < event.sequence < ends[said.trial_id]
+
+
+@pytest.mark.parametrize(
+    "fault", [(), ("trainer.simulated.preempt_at_step=15",), ("trainer.simulated.crash_at_step=5",)]
+)
+def test_every_way_of_reading_gives_the_same_state_at_every_moment(tmp_path, fault: tuple[str, ...]):
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", *fault).run()
+    events = list(sweep_events(sweep.ledger, SWEEP))
+    assert replay(SWEEP, events) == load(sweep.ledger, SWEEP) == sweep.journal.record
+    clock = FakeClock()
+    with Ledger.open(tmp_path / "other.db", clock) as other:
+        for event in events:
+            clock.advance(event.at_ns - clock.utc)
+            other.append_events(STREAM_PREFIX + SWEEP, [NewEvent(event.kind, event.body, event.key)])
+            so_far = list(sweep_events(other, SWEEP))
+            assert load(other, SWEEP) == replay(SWEEP, so_far)
+
+
+def test_a_journal_that_the_first_version_wrote_is_read_gone_on_with_and_tracked(tmp_path):
+    clock = FakeClock()
+    with Ledger.open(tmp_path / "ledger.db", clock) as ledger:
+        for row in json.loads(OLD.read_text().replace("FOLDER", str(tmp_path))):
+            clock.advance(row["at_ns"] - clock.utc)
+            ledger.append_event(STREAM_PREFIX + SWEEP, row["kind"], row["body"], row["key"])
+        journal = Journal(ledger, SWEEP)
+        record = journal.record
+        assert [t.state for t in record.trials.values()] == [TrialState.COMPLETED] * 2
+        for trial in record.trials.values():
+            assert [a.outcome for a in trial.attempts] == ["preempted", "completed"]
+            assert trial.summary.step == 4
+            assert [e.step for e in trial.summary.accuracies] == [0, 4]
+            assert trial.checkpoint is not None
+            assert trial.checkpoint.step == 4
+            steps = steps_of(ledger, SWEEP, trial.trial_id)
+            assert sorted(steps) == [1, 2, 3, 4]
+            assert [n for n, step in steps.items() if step.replay] == [3]
+        first = next(iter(record.trials))
+        journal.append("attempt_started", {"trial_id": first, "attempt": 3, "lease_id": "l", "from_step": 4}, "new")
+        journal.message(first, 3, 0, a_step(5))
+        journal.attempt_ended(first, 3, "lost", "")
+        assert load(ledger, SWEEP) == replay(SWEEP, sweep_events(ledger, SWEEP)) == record
+        assert record.trials[first].summary.step == 5
+        assert sorted(reports(ledger, SWEEP)[first].steps) == [1, 2, 3, 4, 5]
+
+
+def test_words_wait_for_a_second_or_for_many_and_no_longer(running):
+    host, attempt = running.host, the_attempt(running)
+    started = Started(0, 0, 1, "simulated", "simulated", 1, 1, 1, 1, {})
+    host.on_message(attempt, 0, started)
+    host.on_message(attempt, 1, a_step(1))
+    trial = running.journal.record.trials[attempt.trial_id]
+    assert trial.summary.step == 1
+    assert on_disk(running).trials[attempt.trial_id].summary.step == 0
+    running.clock.advance(LONGEST_WAIT_NS)
+    host.on_tick()
+    assert on_disk(running).trials[attempt.trial_id].summary.step == 1
+    for number in range(2, 2 + MOST_WORDS):
+        host.on_message(attempt, number, a_step(number))
+    assert on_disk(running).trials[attempt.trial_id].summary.step == MOST_WORDS + 1
+
+
+def test_what_a_trainer_deletes_by_or_a_person_sees_is_on_the_books_before_the_answer(running):
+    host, attempt = running.host, the_attempt(running)
+    host.on_message(attempt, 0, a_step(1))
+    host.on_message(attempt, 1, a_checkpoint(1))
+    known = on_disk(running).trials[attempt.trial_id]
+    assert (known.summary.step, known.checkpoint) == (1, a_checkpoint(1))
+    host.on_message(attempt, 2, an_evaluation(1, correct=3))
+    assert on_disk(running).trials[attempt.trial_id].summary.acc == 3 / 64
+    host.on_message(attempt, 3, a_step(2))
+    host.on_ended(attempt, "completed", "")
+    known = on_disk(running).trials[attempt.trial_id]
+    assert (known.state, known.summary.step) == (TrialState.COMPLETED, 2)
+
+
+def test_with_two_checkpoints_kept_the_one_before_is_on_the_books(tmp_path):
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.keep_checkpoints=2")
+    attempt = sweep.host.next_attempt()
+    assert attempt is not None
+    sweep.host.on_granted(attempt)
+    for number in (1, 2):
+        sweep.host.on_message(attempt, number - 1, a_checkpoint(number))
+        known = on_disk(sweep).trials[attempt.trial_id].checkpoint
+        assert known == {1: None, 2: a_checkpoint(2)}[number]
+
+
+def test_a_word_that_comes_twice_changes_nothing_and_another_in_its_place_is_refused(running):
+    host, attempt = running.host, the_attempt(running)
+    first = host.on_message(attempt, 0, a_step(1))
+    assert host.on_message(attempt, 0, a_step(1)) == first
+    events = [e for e in sweep_events(running.ledger, SWEEP) if e.kind == WORDS]
+    assert sum(len(list(words_in(e))) for e in events) == 1
+    with pytest.raises(IntegrityError, match="came before"):
+        host.on_message(attempt, 0, a_step(1, reward=0.25))
+
+
+def test_words_outlive_a_transaction_that_failed(running):
+    journal, attempt = running.journal, the_attempt(running)
+    journal.message(attempt.trial_id, 1, 0, a_step(1))
+    with contextlib.suppress(RuntimeError), journal.transaction():
+        journal.append("warning", {"text": "lost with it"}, "w")
+        raise RuntimeError
+    journal.message(attempt.trial_id, 1, 1, a_step(2))
+    journal.flush()
+    assert [w.sequence for e in sweep_events(running.ledger, SWEEP) for w in words_in(e)] == [0, 1]
+    assert load(running.ledger, SWEEP) == journal.record
+    assert "warning" not in running.ledger.event_kinds(STREAM_PREFIX + SWEEP)
+
+
+def test_what_another_process_writes_between_is_taken_in_in_its_place(running):
+    with Ledger.open(running.cfg.paths.root + "/ledger.db", running.clock) as theirs:
+        Journal(theirs, SWEEP).operator("stop", "enough", [], "1")
+    attempt = the_attempt(running)
+    running.journal.message(attempt.trial_id, 1, 0, a_step(1))
+    running.journal.append("warning", {"text": "after it"}, "w")
+    assert running.journal.record.stop_wanted == "enough"
+    assert load(running.ledger, SWEEP) == running.journal.record
+
+
+def test_work_after_the_last_checkpoint_is_known_to_the_nanosecond(tmp_path):
+    from cost.ledger import queries
+
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.simulated.preempt_at_step=15").run()
+    with sweep.ledger.read() as connection:
+        after = queries.phase_totals_after_checkpoint(connection, sorted(DIED))
+        totals = queries.phase_totals(connection)
+        usages = queries.usages(connection)
+    said = [w for e in sweep_events(sweep.ledger, SWEEP) for w in words_in(e)]
+    for number, usage in usages.items():
+        mine = [w for w in said if (w.trial_id, w.attempt) == (usage.key.trial_id, usage.key.attempt)]
+        last = max((i for i, w in enumerate(mine) if w.body["kind"] == "checkpoint"), default=-1)
+        for words, found in [(mine, totals[number]), (mine[last + 1 :], after.get(number))]:
+            if found is not None:
+                assert sum(found.values()) == sum(sum(w.body["phase_card_ns"].values()) for w in words)
+    assert len(after) == len(sweep.journal.record.trials)
+
+
+def test_an_end_comes_with_what_the_trial_said_and_its_size_does_not_grow_with_its_steps(tmp_path):
+    sizes = []
+    for steps in (20, 80):
+        sweep = a_sweep(tmp_path / str(steps), "search.prompts_per_step=[2]", f"stage.steps={steps}").run()
+        events = [e for e in sweep_events(sweep.ledger, SWEEP) if e.kind == SUMMARY]
+        assert len(events) == len(sweep.journal.record.trials)
+        sizes.append(max(len(json.dumps(e.body)) for e in events))
+    assert sizes[1] < 1.2 * sizes[0]
+
+
+def test_a_step_done_again_counts_once_in_the_summary_and_replaces_its_report(running):
+    attempt = the_attempt(running)
+    summary = running.journal.record.trials[attempt.trial_id].summary
+    for step in (a_step(1, wall_ns=SECOND_NS), a_step(2, wall_ns=SECOND_NS), a_step(2, wall_ns=5 * SECOND_NS)):
+        summary.add(step)
+    summary.add(an_evaluation(0, correct=3))
+    summary.add(an_evaluation(0, correct=4))
+    assert (summary.step, summary.wall_ns, len(summary.window)) == (2, 2 * SECOND_NS, 2)
+    assert (summary.acc, len(summary.accuracies), summary.last_evaluation) == (3 / 64, 1, None)
+    assert summary.step_times == {"1.00e+09": 2}
+
+
+def test_a_word_keeps_text_that_no_encoding_has(tmp_path):
+    odd = CheckpointWritten(1, "/models/\udce9t\u00e9", 1, 1, {"checkpoint": 1})
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        ledger.append_events("odd", [as_event([word("t1", 1, 0, 1, odd), word("t1", 1, 1, 2, odd)])])
+        assert [w.message for e in ledger.events("odd") for w in words_in(e)] == [odd, odd]
+
+
+def test_numbers_that_another_version_spelt_otherwise_are_the_same_event(tmp_path):
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        ledger.append_events("s", [NewEvent("word", '{"lr":1e-05}', "k")])
+        assert ledger.append_events("s", [NewEvent("word", '{"lr":1e-5}', "k")]) == []
+        with pytest.raises(IntegrityError, match="written before"):
+            ledger.append_events("s", [NewEvent("word", '{"lr":2e-5}', "k")])

@@ -1,0 +1,17 @@
+"""What a step's words are worth as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sweeps.journal.metrics import step_metrics
+from tests.sweeps.reports import SECOND_NS, a_step
+
+
+def test_throughput_counts_every_card_that_the_trial_holds_whoever_trains_on_it():
+    step = a_step(1, wall_ns=10 * SECOND_NS)
+    step = replace(step, tokens=replace(step.tokens, completion=8_000))
+    for cards in (1, 4, 8):
+        assert step_metrics(step, cards)["tokens_per_s"] == pytest.approx(800 / cards)

@@ -1,0 +1,99 @@
+"""The metric gate: what closes it, and that it says why."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sweeps.config.types import GateConfig
+from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
+from sweeps.planning.plan import PlannedTrial
+from sweeps.protocol.gates import Verdict, metric_gate
+from tests.sweeps.reports import a_step, an_evaluation
+
+STEPS = 5
+
+
+def a_record(outcome: str = "completed", *, correct_after: int = 30, done: int = STEPS, **step_settings) -> SweepRecord:
+    planned = PlannedTrial("trial0", 2, 8, 0, 1e-5, "hold", ("hold",), adaptive_lr=False)
+    trial = TrialRecord(planned, attempts=[AttemptRecord(1, "lease", 0, 0, outcome)])
+    steps = [a_step(n, **step_settings) for n in range(1, done + 1)]
+    for message in [an_evaluation(0, correct=20), *steps, an_evaluation(STEPS, correct=correct_after)]:
+        trial.summary.add(message)
+    return SweepRecord("smoke-1", stage="smoke", trials={"trial0": trial})
+
+
+def judge(record: SweepRecord, *, force: str = "") -> Verdict:
+    return metric_gate(record, STEPS, GateConfig(0.01, 0.2, force, start_anyway="", acknowledge=""))
+
+
+def closing(verdict: Verdict) -> list[str]:
+    return [c.name for c in verdict.checks if c.ok is False]
+
+
+def test_healthy_curves_open_it():
+    verdict = judge(a_record())
+    assert verdict.open
+    assert all(c.ok for c in verdict.checks)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "preempted", "budget", "cancelled"])
+def test_a_trial_that_did_not_finish_closes_it_and_is_named(outcome: str):
+    verdict = judge(a_record(outcome))
+    assert closing(verdict) == ["all steps done"]
+    assert "trial0" in verdict.checks[0].reason
+
+
+def test_a_missing_step_closes_it_even_if_the_trial_says_completed():
+    assert closing(judge(a_record(done=STEPS - 1))) == ["all steps done"]
+
+
+@pytest.mark.parametrize("ratio", [1.02, 0.97, math.nan, 2.0])
+def test_a_ratio_off_one_on_the_first_update_closes_it(ratio: float):
+    assert "ratio 1 on the first update" in closing(judge(a_record(first_ratio=ratio)))
+
+
+def test_a_stale_rollout_is_not_judged_by_its_ratio():
+    verdict = judge(a_record(first_ratio=1.5, staleness=1))
+    assert verdict.open
+    assert verdict.checks[1].ok is None
+
+
+@pytest.mark.parametrize("bad", [{"grad_norm": math.inf}, {"entropy": math.nan}, {"reward": math.nan}])
+def test_a_number_that_is_not_finite_closes_it_and_is_named(bad: dict):
+    verdict = judge(a_record(**bad))
+    assert "finite numbers" in closing(verdict)
+    reason = next(c.reason for c in verdict.checks if c.name == "finite numbers")
+    assert next(iter(bad)) in reason
+
+
+def test_a_sampler_with_stale_weights_closes_it():
+    assert closing(judge(a_record(logp_diff=0.47))) == ["sampler agrees with learner"]
+    assert judge(a_record(logp_diff=0.04)).open
+
+
+def test_accuracy_that_fell_in_every_trial_closes_it_and_in_one_of_two_is_only_named():
+    record = a_record(correct_after=2)
+    assert closing(judge(record)) == ["accuracy held"]
+    record.trials["trial1"] = a_record().trials["trial0"]
+    verdict = judge(record)
+    assert verdict.open
+    assert "trial0 by 0.28" in next(c.reason for c in verdict.checks if c.name == "accuracy held")
+
+
+def test_accuracy_that_fell_within_the_noise_of_the_evaluation_closes_nothing():
+    assert judge(a_record(correct_after=19)).open
+
+
+def test_cards_still_held_close_it():
+    record = a_record()
+    record.unreleased.append("trial0/1")
+    assert closing(judge(record)) == ["cards released"]
+
+
+def test_force_opens_it_and_keeps_the_reason_and_the_unhealthy_verdict():
+    verdict = judge(a_record("failed"), force="low, but ok")
+    assert verdict.open
+    assert not verdict.healthy
+    assert verdict.forced == "low, but ok"

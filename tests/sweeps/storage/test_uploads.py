@@ -1,0 +1,281 @@
+"""Whole sweeps whose checkpoints go to a bucket: real driver, real S3 server, simulated trainer on its own clock."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cost.copies.s3 import Bucket, connected
+from cost.ledger.ledger import Ledger
+from sweeps.config.build import ConfigError, compose
+from sweeps.config.types import SweepConfig
+from sweeps.driver.controller import SweepHost
+from sweeps.driver.driver import EXIT_INTERRUPTED, run
+from sweeps.journal.journal import SweepRecord, load, sweep_ids
+from sweeps.journal.messages import steps_of
+from sweeps.storage import uploads
+from sweeps.storage.s3_checkpoints import CheckpointId, Place, stored
+
+STEPS = 20
+ONE_TRIAL = ("search.prompts_per_step=[4]", "search.lr_scaling=[hold]")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, keys) -> None:
+    """A bucket that does not answer is asked less often than in earnest."""
+    monkeypatch.setattr(uploads, "TRIES", 1)
+    monkeypatch.setattr(uploads.time, "sleep", lambda seconds: None)
+
+
+def config(root: Path, bucket: Bucket, *overrides: str, endpoint: str = "", storage: str = "s3") -> SweepConfig:
+    common = ["+stage=smoke", "trainer=simulated", f"paths.root={root}", *ONE_TRIAL]
+    common += ["tracking.uri=http://127.0.0.1:9"]  # nobody there: MLflow is no part of this
+    common += ["trainer.checkpoint_every_steps=5", "evaluation.every_steps=5", f"storage={storage}"]
+    if storage == "s3":
+        common += [f"storage.bucket={bucket.name}", f"storage.prefix={bucket.prefix}"]
+        common += [f"storage.endpoint_url={endpoint or bucket.endpoint_url}"]
+    return compose([*common, *overrides])
+
+
+def interrupted_after(monkeypatch, messages: int) -> None:
+    """As Ctrl-C does, once trainers have said so many words. Off again at the next call of `undo`."""
+    said = []
+    on_message = SweepHost.on_message
+
+    def counted(self, *args: Any) -> Any:
+        said.append(args)
+        if len(said) == messages:
+            raise KeyboardInterrupt
+        return on_message(self, *args)
+
+    monkeypatch.setattr(SweepHost, "on_message", counted)
+
+
+def the_sweep(database: str | Path) -> tuple[str, SweepRecord]:
+    with Ledger.open(database, create=False, read_only=True) as ledger:
+        (sweep_id,) = sweep_ids(ledger)
+        return sweep_id, load(ledger, sweep_id)
+
+
+def in_bucket(bucket: Bucket, sweep_id: str) -> dict[str, set[CheckpointId]]:
+    with connected(bucket) as client:
+        return stored(client, Place(bucket, sweep_id))[0]
+
+
+def steps_in_bucket(bucket: Bucket, sweep_id: str) -> list[int]:
+    (found,) = in_bucket(bucket, sweep_id).values()
+    return sorted(c.step for c in found)
+
+
+def left_of(cfg: SweepConfig, sweep_id: str) -> list[str]:
+    root = Path(cfg.paths.root)
+    with Ledger.open(cfg.storage.database_url or root / "ledger.db", create=False, read_only=True) as ledger:
+        return uploads.unsaved(cfg.storage, ledger, sweep_id, root / sweep_id)
+
+
+def test_the_end_of_a_sweep_finds_everything_off_the_machine(tmp_path, bucket, client, capsys):
+    cfg = config(tmp_path, bucket, "storage.keep_best=false", "storage.keep_last=1", "trainer.keep_checkpoints=9")
+    run(cfg)
+    assert "Not off this machine" not in capsys.readouterr().out
+    sweep_id, _ = the_sweep(tmp_path / "ledger.db")
+    assert steps_in_bucket(bucket, sweep_id) == [5, STEPS], "the first and the last"
+    assert left_of(cfg, sweep_id) == []
+    listed = client.list_objects_v2(Bucket=bucket.name, Prefix=bucket.key("sweeps", sweep_id, "artifacts"))
+    names = {o["Key"].rpartition("/")[2] for o in listed["Contents"]}
+    assert {"config.yaml", "cost.csv", "manifest.json"} <= names
+    kept = client.get_object(Bucket=bucket.name, Key=bucket.key("sweeps", sweep_id, "artifacts", "cost.csv"))
+    assert kept["Body"].read() == (tmp_path / sweep_id / "cost.csv").read_bytes()
+
+
+def test_with_a_disk_for_one_the_bucket_still_gets_what_it_can(tmp_path, bucket):
+    cfg = config(tmp_path, bucket, "trainer.keep_checkpoints=1")
+    run(cfg)
+    sweep_id, _ = the_sweep(tmp_path / "ledger.db")
+    assert STEPS in steps_in_bucket(bucket, sweep_id)
+    assert left_of(cfg, sweep_id) == []
+
+
+def test_an_outage_loses_nothing_and_push_delivers_it(tmp_path, bucket, faulty, capsys):
+    faulty.close()
+    cfg = config(tmp_path, bucket, "storage.wait_seconds=0", "trainer.keep_checkpoints=9", endpoint=faulty.url)
+    run(cfg)
+    said = capsys.readouterr().out
+    sweep_id, _ = the_sweep(tmp_path / "ledger.db")
+    assert f"python -m sweeps push {sweep_id}" in said
+    assert f"at step {STEPS}:" in said
+    assert in_bucket(bucket, sweep_id) == {}
+    down = left_of(cfg, sweep_id)
+    assert "Could not connect" in down[0]
+    assert any(f"at step {STEPS}" in line for line in down)
+    faulty.open()
+    assert left_of(cfg, sweep_id) == down[1:]
+    faulty.fault = lambda method, path: "503" if faulty.seen["503"] < 1 else None
+    with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+        assert uploads.push(cfg.storage, ledger, sweep_id, tmp_path / sweep_id, print) == []
+    assert faulty.seen["503"] == 1
+    assert {5, 15, STEPS} <= set(steps_in_bucket(bucket, sweep_id))
+    assert left_of(cfg, sweep_id) == []
+
+
+def test_a_bucket_that_comes_back_at_the_end_is_waited_for(tmp_path, bucket, faulty):
+    """The first requests of the end find nobody; the next ones do."""
+    faulty.fault = lambda method, path: "503" if faulty.seen["503"] < 3 else None
+    cfg = config(tmp_path, bucket, endpoint=faulty.url)
+    run(cfg)
+    sweep_id, _ = the_sweep(tmp_path / "ledger.db")
+    assert faulty.seen["503"] == 3
+    assert left_of(cfg, sweep_id) == []
+
+
+def test_a_bucket_that_hangs_holds_nobody_up(tmp_path, bucket, faulty, capsys):
+    goes_on = threading.Event()
+    faulty.before = lambda method, path: goes_on.wait(60) if "/sweeps/" in path and method == "PUT" else None
+    cfg = config(tmp_path, bucket, "storage.wait_seconds=0", endpoint=faulty.url)
+    try:
+        run(cfg)
+        assert "Not off this machine yet" in capsys.readouterr().out
+    finally:
+        goes_on.set()
+
+
+def test_what_a_killed_driver_had_sent_in_part_is_sent_again_or_removed(tmp_path, bucket, client):
+    cfg = config(tmp_path, bucket, "storage.keep_first=false", "storage.keep_best=false")
+    run(cfg)
+    sweep_id, record = the_sweep(tmp_path / "ledger.db")
+    (trial,) = record.trials
+    newest = max(in_bucket(bucket, sweep_id)[trial])
+    below = bucket.key("sweeps", sweep_id, "checkpoints", trial)
+    client.delete_object(Bucket=bucket.name, Key=f"{below}/{newest.name}/manifest.json")
+    client.put_object(Bucket=bucket.name, Key=f"{below}/{CheckpointId(1, 2, 3).name}/state.json", Body=b"{")
+    assert left_of(cfg, sweep_id) != []
+    with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+        assert uploads.push(cfg.storage, ledger, sweep_id, tmp_path / sweep_id, print) == []
+    assert newest in in_bucket(bucket, sweep_id)[trial]
+    keys = [o["Key"] for o in client.list_objects_v2(Bucket=bucket.name, Prefix=below)["Contents"]]
+    assert not [key for key in keys if CheckpointId(1, 2, 3).name in key]
+
+
+def test_without_a_bucket_everything_is_on_this_machine(tmp_path, bucket):
+    cfg = config(tmp_path, bucket, storage="local")
+    run(cfg)
+    sweep_id, record = the_sweep(tmp_path / "ledger.db")
+    (trial,) = record.trials.values()
+    left = left_of(cfg, sweep_id)
+    assert f"checkpoint of trial {trial.trial_id} at step {STEPS}" in left[0]
+    assert [Path(line).name for line in left[1:]] == ["config.yaml", "cost.csv"]
+
+
+def test_what_was_harmed_in_the_bucket_is_not_off_the_machine(tmp_path, bucket, client):
+    cfg = config(tmp_path, bucket)
+    run(cfg)
+    sweep_id, record = the_sweep(tmp_path / "ledger.db")
+    (trial,) = record.trials
+    newest = max(in_bucket(bucket, sweep_id)[trial])
+    key = bucket.key("sweeps", sweep_id, "checkpoints", trial, newest.name, "state.json")
+    client.delete_object(Bucket=bucket.name, Key=key)
+    (line,) = left_of(cfg, sweep_id)
+    assert "state.json is missing" in line
+
+
+@pytest.fixture
+def interrupted(tmp_path, bucket, postgres, monkeypatch) -> SweepConfig:
+    """A sweep that was interrupted on a machine that is gone: there is the bucket, and the database."""
+    on_server = f"storage.database_url='{postgres}'"
+    with monkeypatch.context() as patch:
+        interrupted_after(patch, 18)
+        assert run(config(tmp_path / "a", bucket, on_server, "trainer.keep_checkpoints=9")) == EXIT_INTERRUPTED
+    shutil.rmtree(tmp_path / "a")
+    return config(tmp_path / "b", bucket, on_server)
+
+
+def test_another_machine_goes_on_with_the_bucket_and_the_database_alone(interrupted, bucket, postgres, capsys):
+    sweep_id, before = the_sweep(postgres)
+    (trial,) = before.trials.values()
+    assert trial.checkpoint is not None
+    step = trial.checkpoint.step
+    assert 0 < step < STEPS
+    capsys.readouterr()
+    assert run(interrupted) != EXIT_INTERRUPTED
+    said = capsys.readouterr().out
+    assert f"goes on from step {step}, fetched from {bucket.url}/sweeps/{sweep_id}" in said
+    assert "starts afresh" not in said
+    again, after = the_sweep(postgres)
+    assert again == sweep_id, "the same sweep went on"
+    (trial,) = after.trials.values()
+    assert [a.from_step for a in trial.attempts] == [0, step]
+    with Ledger.open(postgres, create=False, read_only=True) as ledger:
+        assert sorted(steps_of(ledger, sweep_id, trial.trial_id)) == list(range(1, STEPS + 1))
+    assert STEPS in steps_in_bucket(bucket, sweep_id)
+    assert left_of(interrupted, sweep_id) == []
+
+
+@pytest.mark.parametrize("harm", ["truncated", "removed"])
+def test_a_harmed_checkpoint_is_said_and_the_one_before_it_taken(interrupted, bucket, client, postgres, capsys, harm):
+    sweep_id, record = the_sweep(postgres)
+    (trial,) = record.trials
+    known = sorted(in_bucket(bucket, sweep_id)[trial])
+    key = bucket.key("sweeps", sweep_id, "checkpoints", trial, known[-1].name, "state.json")
+    if harm == "truncated":
+        client.put_object(Bucket=bucket.name, Key=key, Body=b"{")
+    else:
+        client.delete_object(Bucket=bucket.name, Key=key)
+    run(interrupted)
+    said = capsys.readouterr().out
+    assert "the next older one is taken" in said
+    _, after = the_sweep(postgres)
+    assert after.trials[trial].attempts[-1].from_step == known[-2].step
+
+
+def test_a_bucket_that_does_not_answer_at_a_resume_is_an_error_before_anything_is_billed(interrupted, bucket, postgres):
+    with Ledger.open(postgres, create=False, read_only=True) as ledger:
+        leases = ledger.leases()
+    gone = config(
+        Path(interrupted.paths.root), bucket, f"storage.database_url='{postgres}'", endpoint="http://127.0.0.1:9"
+    )
+    with pytest.raises(ConfigError, match="try again once it answers"):
+        run(gone)
+    with Ledger.open(postgres, create=False, read_only=True) as ledger:
+        assert ledger.leases() == leases
+
+
+@pytest.mark.parametrize("wrong", ["bucket", "keys", "no keys"])
+def test_a_bucket_that_refuses_is_found_before_anything_is_written(tmp_path, bucket, monkeypatch, wrong):
+    overrides = ["storage.bucket=not-there"] if wrong == "bucket" else []
+    if wrong == "keys":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    elif wrong == "no keys":
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+            monkeypatch.setenv(name, str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(ConfigError, match=r"storage.bucket=.*(does not exist|InvalidAccessKeyId|no credentials)"):
+        run(config(tmp_path / "runs", bucket, *overrides))
+    assert not (tmp_path / "runs" / "ledger.db").exists()
+
+
+def test_a_checkpoint_that_came_in_an_archive_is_sent_too(tmp_path, bucket):
+    run(config(tmp_path / "a", bucket, storage="local"))
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    cfg = config(tmp_path / "b", bucket)
+    sweep_id, _ = the_sweep(tmp_path / "b" / "ledger.db")
+    assert f"at step {STEPS}: {tmp_path / 'b'}" in left_of(cfg, sweep_id)[0]
+    with Ledger.open(tmp_path / "b" / "ledger.db", read_only=True) as ledger:
+        assert uploads.push(cfg.storage, ledger, sweep_id, tmp_path / "b" / sweep_id, print) == []
+    assert STEPS in steps_in_bucket(bucket, sweep_id)
+
+
+def test_a_checkpoint_that_came_into_the_sweeps_own_folder_is_found(tmp_path, bucket, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        interrupted_after(patch, 18)
+        run(config(tmp_path / "a", bucket, storage="local"))
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    run(config(tmp_path / "b", bucket, storage="local"))
+    assert "starts afresh" not in capsys.readouterr().out
+    _, record = the_sweep(tmp_path / "b" / "ledger.db")
+    (trial,) = record.trials.values()
+    assert trial.attempts[-1].from_step > 0
