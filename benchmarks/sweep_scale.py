@@ -32,7 +32,7 @@ from cost.records import Lease
 from rl.spec import Event
 from sweeps.config.build import canonical, compose
 from sweeps.config.types import MachineConfig
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.journal.journal import Journal, TrialRecord, TrialState
 from sweeps.planning.plan import make_plan
@@ -104,7 +104,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
         journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
         _hold(ledger, cfg.machine, "scale-1", cards)
         journal.append("driver_started", {"lease_id": "lease-1", "pid": os.getpid()}, "driver_started:1")
-        host = SweepHost(
+        host = SweepController(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=memory, cards=cards
         )
         InProcessExecutor(clock).run(host)
@@ -168,7 +168,7 @@ def through_ray(folder: Path, trials: int, cards: int) -> list[Figure]:
         journal = Journal(ledger, "ray-1")
         journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
         _hold(ledger, cfg.machine, "ray-1", cards)
-        host = SweepHost(
+        host = SweepController(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=Memory(trials), cards=cards
         )
         executor = RayTuneExecutor(cards=range(cards), device="cpu", logs=folder / "ray")

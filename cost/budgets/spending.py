@@ -19,7 +19,7 @@ from math import floor
 from sqlalchemy import func, select
 
 from cost.charges.attribution import attribute
-from cost.charges.lease_charge import beside, charged, rules_of, tax_rate
+from cost.charges.lease_charge import charged, load_charge_inputs, rules_of, tax_rate
 from cost.clock import NS_PER_SECOND
 from cost.ledger import queries, schema
 from cost.ledger.ledger import Ledger
@@ -230,7 +230,7 @@ class Spending:
         sweeps: dict[str, set[str]] = defaultdict(set)
         for one in attachments:
             sweeps[one.lease_id].add(one.sweep_id)
-        other = beside(self._ledger, self._book, states, now_ns)
+        other = load_charge_inputs(self._ledger, self._book, states, now_ns)
         rules = rules_of(self._book) if self._rules is None else self._rules
         for state in new:
             lease_id = state.lease.lease_id

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 from cost.charges import commitments
 from cost.charges.allocation import Allocation, LeaseFacts, Share, UsageFacts, allocate
 from cost.charges.charge_status import Spans, invoice_ids, invoiced_spans, status_at
-from cost.charges.lease_charge import beside, charged, cut, rates_of, rules_of, tax_rate
+from cost.charges.lease_charge import charged, cut, load_charge_inputs, rates_of, rules_of, tax_rate
 from cost.charges.price_kinds import Kinds, PriceKinds
 from cost.ledger import queries, schema
 from cost.ledger.journal import Journal
@@ -126,7 +126,7 @@ def attribute(
         everything = _read(connection, sweep_id, as_of_ns, by_phase)
         states = queries.lease_states(connection, as_of_ns=as_of_ns)
         lines = _corrections(connection, everything, as_of_ns, invoiced)
-    other = beside(ledger, book, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
+    other = load_charge_inputs(ledger, book, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
     found: list[Line] = [] if sweep_id is not None else _unused_lines(other.used, now_ns, invoiced)
     usages: dict[tuple[str, UsageKey], Usage] = {}
     for one in everything:

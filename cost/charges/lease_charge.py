@@ -101,7 +101,7 @@ def _runs(parts: Sequence[Stretch], rule: BillingRule) -> list[tuple[int, int, b
 
 
 @dataclass(frozen=True)
-class Beside:
+class ChargeInputs:
     """What bears on the cost of leases beside their time: commitments, counted resources, stops and starts."""
 
     used: commitments.Usage
@@ -111,7 +111,7 @@ class Beside:
     """By lease."""
 
 
-def beside(
+def load_charge_inputs(
     ledger: Journal,
     book: PriceBook,
     states: Sequence[LeaseState],
@@ -119,15 +119,15 @@ def beside(
     *,
     cuts: Sequence[int] = (),
     as_of_ns: int | None = None,
-) -> Beside:
+) -> ChargeInputs:
     """What the books know of it. `states`: all leases."""
     bought = commitments.load(ledger, as_of_ns)
     used = commitments.use(bought, states, now_ns, cuts, book)
-    return Beside(used, metered.load(ledger, as_of_ns), machine_states.load(ledger, as_of_ns))
+    return ChargeInputs(used, metered.load(ledger, as_of_ns), machine_states.load(ledger, as_of_ns))
 
 
 def charged(
-    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, beside: Beside
+    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, beside: ChargeInputs
 ) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
     """What a lease has cost, and the price rows that its segments name by hash: its time by its commitment while that
     lasts, and by the price book else; then the resources that were counted.

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from cost.charges.allocation import CATEGORIES
 from cost.charges.attribution import Lines, attribute
-from cost.charges.lease_charge import Beside, beside, charged, rules_of
+from cost.charges.lease_charge import ChargeInputs, charged, load_charge_inputs, rules_of
 from cost.clock import NS_PER_SECOND
 from cost.close.months import closed_months, month_totals
 from cost.ledger import schema
@@ -41,7 +41,7 @@ class _Books:
     rules: Sequence[BillingRule]
     now_ns: int
     lines: Lines
-    other: Beside
+    other: ChargeInputs
 
 
 def run_checks(
@@ -54,7 +54,7 @@ def run_checks(
     """
     ledger.check_file()
     rules = rules_of(book) if rules is None else rules
-    other = beside(ledger, book, ledger.leases(), now_ns)
+    other = load_charge_inputs(ledger, book, ledger.leases(), now_ns)
     found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]
     if any("UNPRICED" not in finding.what for finding in found):
         return found
@@ -65,7 +65,7 @@ def run_checks(
 
 
 def _unpriced(
-    ledger: Ledger, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, other: Beside
+    ledger: Ledger, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, other: ChargeInputs
 ) -> Iterator[tuple[str, str]]:
     for state in ledger.leases():
         where = f"lease {state.lease.lease_id}"

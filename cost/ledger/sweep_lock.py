@@ -1,8 +1,8 @@
-"""Which process drives a sweep: one at a time, for as long as it lives.
+"""The lock of a sweep: one driver at a time, for as long as its process lives.
 
-Beside a SQLite ledger a file is locked; in a server an advisory lock is held, by a connection that does nothing else.
-Either goes with the process that has it, so that a driver that was killed stands in nobody's way. A server needs half a
-minute to find out that a host is gone. Nothing here knows what a driver does.
+For a SQLite ledger, a file beside the ledger is locked. On a PostgreSQL server, a connection of its own takes an advisory
+lock. The lock ends with the process that holds it, so a killed driver blocks nobody. A PostgreSQL server needs up to half
+a minute to notice that a host is gone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCK = "driver.lock"
 
 
 @dataclass(frozen=True)
-class DrivenBy:
+class LockOwner:
     """A process that drives a sweep, or did."""
 
     pid: int
@@ -46,23 +46,23 @@ class DrivenBy:
         return f"process {self.pid} on {self.host} since {self.since}"
 
 
-class DrivenElsewhereError(StoreError):
+class SweepLockedError(StoreError):
     """Another process drives the sweep. `by` is None where it cannot be told which."""
 
-    def __init__(self, sweep_id: str, by: DrivenBy | None) -> None:
+    def __init__(self, sweep_id: str, by: LockOwner | None) -> None:
         super().__init__(f"{sweep_id} is being driven by {by or 'another process'}")
         self.sweep_id, self.by = sweep_id, by
 
 
 @contextmanager
-def driving(place: str | Path, sweep_id: str) -> Iterator[Callable[[], None]]:
+def sweep_lock(place: str | Path, sweep_id: str) -> Iterator[Callable[[], None]]:
     """Hold the sweep, in the ledger at `place`, until the end of the block.
 
     Yields what a driver calls at each of its heartbeats: it makes sure that the sweep is still held, and holds it again
     where the lock was lost (its file was removed, the connection broke).
 
     Raises:
-        DrivenElsewhereError: another process holds it; out of what is yielded, too.
+        SweepLockedError: another process holds it; out of what is yielded, too.
         StoreError: the server does not answer; out of what is yielded, too.
     """
     path = sqlite_path(place)
@@ -74,7 +74,7 @@ def driving(place: str | Path, sweep_id: str) -> Iterator[Callable[[], None]]:
         hold.release()
 
 
-def driver_of(place: str | Path, sweep_id: str) -> DrivenBy | None:
+def lock_owner(place: str | Path, sweep_id: str) -> LockOwner | None:
     """Who drives a sweep now; None: nobody. Never stands in the way of a driver that is just starting.
 
     Raises:
@@ -90,11 +90,11 @@ def driver_of(place: str | Path, sweep_id: str) -> DrivenBy | None:
     return _File(path, sweep_id).holder()
 
 
-def signer(connection: Connection, driver_id: str, at_ns: int) -> DrivenBy | None:
+def signer(connection: Connection, driver_id: str, at_ns: int) -> LockOwner | None:
     """The process that signed something in the ledger at this moment."""
     query = select(schema.driver.c.pid, schema.driver.c.host).where(schema.driver.c.driver_id == driver_id)
     row = connection.execute(query).first()
-    return None if row is None else DrivenBy(row.pid, row.host, instant_text(at_ns))
+    return None if row is None else LockOwner(row.pid, row.host, instant_text(at_ns))
 
 
 class _File:
@@ -115,7 +115,7 @@ class _File:
         except OSError:
             by = _written(file)
             file.close()
-            raise DrivenElsewhereError(self._sweep_id, by) from None
+            raise SweepLockedError(self._sweep_id, by) from None
         self.release()
         self._file = file
         file.truncate(0)
@@ -127,7 +127,7 @@ class _File:
             self._file.close()
             self._file = None
 
-    def holder(self) -> DrivenBy | None:
+    def holder(self) -> LockOwner | None:
         try:
             with open(self._path, encoding="utf-8") as file:
                 by = _written(file)
@@ -150,10 +150,10 @@ def _is_there(file: TextIOWrapper, path: Path) -> bool:
         return False
 
 
-def _written(file: TextIOWrapper) -> DrivenBy | None:
+def _written(file: TextIOWrapper) -> LockOwner | None:
     file.seek(0)
     words = file.read().split(maxsplit=2)
-    return DrivenBy(int(words[0]), words[1], words[2]) if len(words) == 3 and words[0].isdigit() else None
+    return LockOwner(int(words[0]), words[1], words[2]) if len(words) == 3 and words[0].isdigit() else None
 
 
 _NAME = "drives a sweep: process {} on {}"
@@ -208,7 +208,7 @@ class _Server:
                 self._connection.execute(text("SELECT pg_advisory_unlock_all()"))
         self._disconnect()
 
-    def holder(self) -> DrivenBy | None:
+    def holder(self) -> LockOwner | None:
         with self._translated(), self._engine.connect() as connection:
             return self._holder(connection)
 
@@ -226,17 +226,17 @@ class _Server:
         if not connection.execute(text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), self._lock).scalar():
             by = self._holder(connection)
             self._disconnect()
-            raise DrivenElsewhereError(self._sweep_id, by)
+            raise SweepLockedError(self._sweep_id, by)
         self._backend = connection.execute(text("SELECT pg_backend_pid()")).scalar()
 
-    def _holder(self, connection: Connection) -> DrivenBy | None:
+    def _holder(self, connection: Connection) -> LockOwner | None:
         row: Any = connection.execute(_HOLDER, self._lock).first()
         found = row and re.fullmatch(_NAME.format(r"(\d+)", "(.*)"), row.application_name or "")
         if not found:
             return None
         begun = row.backend_start  # None where this user may not see it
         since = "unknown" if begun is None else instant_text(int(begun.timestamp()) * 10**9)
-        return DrivenBy(int(found[1]), found[2], since)
+        return LockOwner(int(found[1]), found[2], since)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

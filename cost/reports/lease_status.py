@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import partial
 
 from cost.charges import commitments
-from cost.charges.lease_charge import Beside, beside, charged, rules_of, tax_rate, with_tax
+from cost.charges.lease_charge import ChargeInputs, charged, load_charge_inputs, rules_of, tax_rate, with_tax
 from cost.ledger import queries
 from cost.ledger.ledger import SILENT_NS, Ledger
 from cost.ledger.machine_states import RUNNING, state_at
@@ -86,7 +86,9 @@ def machines(
         lease_id = state.lease.lease_id
         idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
         more = corrected.get(lease_id, 0)
-        found.append(_held(state, book, rules, now_ns, idle_since, more, partial(beside, ledger, book, every)))
+        found.append(
+            _held(state, book, rules, now_ns, idle_since, more, partial(load_charge_inputs, ledger, book, every))
+        )
     return found
 
 
@@ -97,7 +99,7 @@ def _held(
     now_ns: int,
     idle_since_ns: int | None,
     corrected_pico: int,
-    at: Callable[[int], Beside],
+    at: Callable[[int], ChargeInputs],
 ) -> Held:
     lease, unheard_since = state.lease, None
     if state.to_ns is not None or (idle_since_ns is not None and now_ns - idle_since_ns < IDLE_NS):

@@ -16,7 +16,7 @@ from sweeps.cli.transfer import add_to
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
     from sweeps.journal.journal import Journal, SweepRecord, TrialRecord
-    from sweeps.report.timeline import Told
+    from sweeps.report.timeline import TimelineRow
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -136,13 +136,13 @@ def stop(
 ) -> None:
     """Stop the driver of a sweep as Ctrl-C would: checkpoints are written, and the sweep can be resumed."""
     from cost.ledger.ledger import HEARTBEAT_NS
-    from cost.ledger.sweep_lock import driver_of
+    from cost.ledger.sweep_lock import lock_owner
     from cost.records import LedgerError
 
     with opened(root, db, write=True) as ledger:
         journal = _journal(ledger, sweep)
         record = journal.record
-        if driver_of(place_of(root, db), record.sweep_id) is None:
+        if lock_owner(place_of(root, db), record.sweep_id) is None:
             how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command goes on with it"
             raise LedgerError(f"{record.sweep_id} has no driver at work: {how}")
         journal.operator("stop", reason, [], str(ledger.now_ns()))
@@ -191,11 +191,11 @@ def _journal(ledger: Ledger, sweep: str) -> Journal:
 
 
 def _status_row(place: str | Path, record: SweepRecord, *, details: bool = False) -> dict[str, Any]:
-    from cost.ledger.sweep_lock import driver_of
+    from cost.ledger.sweep_lock import lock_owner
     from sweeps.journal.journal import TrialState
     from sweeps.report.timeline import gate_word, utc
 
-    by = driver_of(place, record.sweep_id) if record.ended is None else None
+    by = lock_owner(place, record.sweep_id) if record.ended is None else None
     states = [t.state for t in record.trials.values()]
     to_come = {"TO_PROPOSE": record.to_propose} if record.to_propose else {}
     return {
@@ -228,7 +228,7 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _print_story(sweep_id: str, lines: Iterable[Told], as_json: bool) -> None:
+def _print_story(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> None:
     from sweeps.report.timeline import style_of, utc
 
     if as_json:

@@ -21,12 +21,12 @@ from rl.tasks.evaluation import average_at_k
 from sweeps.config.durations import seconds_of
 from sweeps.config.types import SweepConfig
 from sweeps.executors import Attempt
-from sweeps.journal.journal import OUTCOMES, Journal, TrialRecord, TrialState
+from sweeps.journal.journal import OUTCOME_STATES, Journal, TrialRecord, TrialState
 from sweeps.planning.plan import PlannedTrial, trial_spec
 from sweeps.planning.space import with_values
 from sweeps.protocol.lr_rule import WINDOW_STEPS, advise
-from sweeps.scheduling.budget_controller import Purse
-from sweeps.scheduling.queue import Waiting
+from sweeps.scheduling.budget_controller import BudgetController
+from sweeps.scheduling.queue import TrialQueue
 from sweeps.scheduling.retries import retry_after
 from sweeps.search.proposals import Proposer
 from sweeps.search.pruning import Pruner
@@ -64,8 +64,8 @@ class _Held:
     """The flush that writes down its newest checkpoint, of those that the journal counts."""
 
 
-class SweepHost:
-    """One sweep's driver, as its executor sees it (`sweeps.executors.Host`). What it is told twice counts once."""
+class SweepController:
+    """Decides for one sweep, as the executor's `sweeps.executors.Controller`. A repeated call changes nothing."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class SweepHost:
         sweep_dir: Path,
         view: View,
         cards: int,
-        purse: Purse | None = None,
+        purse: BudgetController | None = None,
         forecast: Callable[[PlannedTrial], Mapping[str, str]] | None = None,
         notice: Callable[[], str | None] = lambda: None,
         still_held: Callable[[], None] = lambda: None,
@@ -88,7 +88,7 @@ class SweepHost:
         if purse is not None:
             purse.tell = self.warn
         self._pruner, self._proposer = Pruner(cfg, journal.record), Proposer(cfg)
-        self._waiting = Waiting()
+        self._waiting = TrialQueue()
         for trial in journal.record.unfinished:
             self._waiting.put(trial.trial_id, trial.retry_not_before_ns or 0)
         self._held: dict[str, _Held] = {}
@@ -211,7 +211,7 @@ class SweepHost:
         outcome, _, reason = outcome.partition(":")
         if trial.pruned is not None and outcome != "completed":
             outcome, reason = "pruned", trial.pruned
-        state = OUTCOMES[outcome]
+        state = OUTCOME_STATES[outcome]
         micro_batch_tokens = attempt.spec.trainer.micro_batch_tokens
         retry = None if self._stop else retry_after(trial, outcome, self._cfg.retry, micro_batch_tokens)
         not_before_ns = self._ledger.now_ns() + round(retry.wait_seconds * 1e9) if retry else 0
@@ -238,7 +238,7 @@ class SweepHost:
         body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "released": released}
         with self._journal.transaction():
             self._journal.append("released", body, f"released:{attempt}")
-            self._ledger.end_usage(held.key, str(OUTCOMES[outcome]))
+            self._ledger.end_usage(held.key, str(OUTCOME_STATES[outcome]))
         if self._purse:
             self._purse.release(attempt.trial_id)
         self._view.tick()
@@ -285,7 +285,7 @@ class SweepHost:
         return self._stop
 
     def stop(self, reason: str) -> None:
-        """Start nothing more; what runs is told at its next word. `reason` begins with a key of `OUTCOMES`."""
+        """Start nothing more; what runs is told at its next word. `reason` begins with a key of `OUTCOME_STATES`."""
         self._stop = self._stop or Stop(reason)
 
     def abandon(self, outcome: str, message: str) -> None:

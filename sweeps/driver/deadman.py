@@ -19,7 +19,7 @@ from typing import Any
 
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
-from cost.ledger.sweep_lock import driver_of, driving
+from cost.ledger.sweep_lock import lock_owner, sweep_lock
 from cost.records import StoredEvent, StoreError
 from rl.codec import from_json
 from sweeps.config.durations import seconds_of
@@ -137,7 +137,7 @@ def _newest_driver(events: Iterable[StoredEvent]) -> Mapping[str, Any]:
 def _lives(database: str | Path, sweep_id: str) -> bool:
     """Whether a driver holds the sweep, on whatever host; where it cannot be told, it may."""
     try:
-        return driver_of(database, sweep_id) is not None
+        return lock_owner(database, sweep_id) is not None
     except StoreError:
         return True
 
@@ -145,7 +145,7 @@ def _lives(database: str | Path, sweep_id: str) -> bool:
 def _fire(database: str | Path, sweep_dir: Path, after_seconds: float, tell: Callable[[str], None]) -> bool:
     """Take the machine down, holding the sweep meanwhile; False: a driver was faster, or the ledger takes nothing."""
     try:
-        with driving(database, sweep_dir.name), Ledger.open(database, create=False) as ledger:
+        with sweep_lock(database, sweep_dir.name), Ledger.open(database, create=False) as ledger:
             seen = _seen(ledger, sweep_dir.name)
             if seen is None or seen.over:
                 return seen is not None

@@ -20,13 +20,13 @@ from rich.text import Text
 from cost.charges.lease_charge import TAKEN_BACK
 from cost.clock import FakeClock, SystemClock
 from cost.ledger.ledger import Ledger
-from cost.ledger.sweep_lock import DrivenElsewhereError
+from cost.ledger.sweep_lock import SweepLockedError
 from cost.records import StoreError
 from rl.spec import Stop
 from sweeps.config.build import ConfigError, canonical
 from sweeps.config.types import SweepConfig
 from sweeps.driver import deadman
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.driver.finish import (
     EXIT_BUDGET,
     EXIT_FAILED,
@@ -49,7 +49,7 @@ from sweeps.driver.resume import (
     simulated_until,
     to_go_on_with,
 )
-from sweeps.driver.session import Beside, Left, Session
+from sweeps.driver.session import BackgroundServices, Session, Undelivered
 from sweeps.driver.summary import (
     print_budget,
     print_end,
@@ -67,7 +67,7 @@ from sweeps.machines.machine import find_price, forecast_labels, machine_instanc
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.promotion import promotion
 from sweeps.report import terminal
-from sweeps.scheduling.budget_controller import Purse
+from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.limits import check_limits
 from sweeps.storage.uploads import unsaved_text
 
@@ -136,7 +136,7 @@ def _run_sweep(session: Session) -> int:
     end_lost_attempts(journal)
     bring_checkpoints_back(cfg, journal, session.sweep_dir, session.tell)
     session.console.print(f"Sweep {record.sweep_id}" + (resumed_text(session) if resumed else ""))
-    purse = Purse(cfg, ledger, record, session.pricing, session.time, wait=_pause_of(session.clock))
+    purse = BudgetController(cfg, ledger, record, session.pricing, session.time, wait=_pause_of(session.clock))
     for note in purse.notes:
         session.tell(f"  {note}")
     # Where only the closing of the books is left, no machine is held again.
@@ -152,12 +152,12 @@ def _run_sweep(session: Session) -> int:
     journal.catch_up()
     end_lost_attempts(journal)  # what a driver that had lost the sweep began meanwhile; now it can write no more
     deadman.start(cfg, record.sweep_id, session.database)
-    beside = Beside(session)
+    beside = BackgroundServices(session)
     beside.start()
     how, why, executor, host = "failed", "", None, None
     try:
         with terminal.LiveView(session.console, record, cfg.stage.steps, session.costs, session.time) as view:
-            host = SweepHost(
+            host = SweepController(
                 cfg,
                 ledger=ledger,
                 journal=journal,
@@ -179,7 +179,7 @@ def _run_sweep(session: Session) -> int:
             except KeyboardInterrupt:
                 how = "interrupted"
                 host.stop("interrupted")
-            except DrivenElsewhereError:
+            except SweepLockedError:
                 how = "driven elsewhere"
                 raise
         why = host.stopped.reason if host.stopped else ""
@@ -195,9 +195,9 @@ def _run_sweep(session: Session) -> int:
 def _end(
     session: Session,
     lease_id: str,
-    beside: Beside,
+    beside: BackgroundServices,
     executor: Executor | None,
-    host: SweepHost | None,
+    host: SweepController | None,
     how: str,
     why: str,
 ) -> int:
@@ -233,7 +233,7 @@ def _end(
     return code
 
 
-def _cannot_be_paid(session: Session, purse: Purse) -> bool:
+def _cannot_be_paid(session: Session, purse: BudgetController) -> bool:
     """Whether not even one trial fits into a budget; if so, it is said, and nothing more is held."""
     cfg, ledger = session.cfg, session.ledger
     sweep_id = session.record.sweep_id
@@ -252,7 +252,7 @@ def _cannot_be_paid(session: Session, purse: Purse) -> bool:
     return True
 
 
-def _say_unsaved(session: Session, left: Left) -> None:
+def _say_unsaved(session: Session, left: Undelivered) -> None:
     if left.unsaved:
         text = unsaved_text(session.record.sweep_id, left.unsaved)
         session.console.print(Text(text, style="yellow"), soft_wrap=True)
@@ -321,7 +321,7 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def _termination_as_notice(host: SweepHost) -> Iterator[None]:
+def _termination_as_notice(host: SweepController) -> Iterator[None]:
     """SIGTERM lets trials write a checkpoint, as a notice of preemption does; after a while, or again, as Ctrl-C."""
     again = Timer(TERMINATION_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
     again.daemon = True

@@ -14,7 +14,7 @@ from rich.console import Console
 from cost.copies.s3 import BucketError
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.ledger.store import shown_place
-from cost.ledger.sweep_lock import LOCK, DrivenElsewhereError, driver_of, driving
+from cost.ledger.sweep_lock import LOCK, SweepLockedError, lock_owner, sweep_lock
 from cost.records import NoLedgerError, StoreError
 from rl.spec import ConfigurationError
 from sweeps.config.build import ConfigError, canonical
@@ -152,11 +152,11 @@ def to_go_on_with(cfg: SweepConfig, plan: Plan, root: Path, earlier: Sequence[Sw
     if known is None or known.closed:
         return known
     try:
-        by = driver_of(database(cfg, root), known.sweep_id)
+        by = lock_owner(database(cfg, root), known.sweep_id)
     except StoreError as error:
         raise ConfigError(str(error)) from error
     if by is not None:  # said before a machine is brought up, or cards are asked for that it holds
-        raise ConfigError(f"{DrivenElsewhereError(known.sweep_id, by)}: {_what_to_do(cfg, known.sweep_id)}")
+        raise ConfigError(f"{SweepLockedError(known.sweep_id, by)}: {_what_to_do(cfg, known.sweep_id)}")
     return known
 
 
@@ -176,14 +176,14 @@ def held_sweep(
     with ExitStack() as stack:
         try:
             if known:
-                still_held = stack.enter_context(driving(place, known.sweep_id))
+                still_held = stack.enter_context(sweep_lock(place, known.sweep_id))
                 journal = Journal(ledger, known.sweep_id, known)
             else:
                 sweep_id, still_held = _new_name(cfg, plan, ledger, root, stack)
                 journal = Journal(ledger, sweep_id)
                 journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=plan, config=canonical(cfg))
                 journal.catch_up()
-        except DrivenElsewhereError as error:
+        except SweepLockedError as error:
             raise ConfigError(f"{error}: {_what_to_do(cfg, error.sweep_id)}") from error
         _keep_configuration(root / journal.record.sweep_id, journal.record.config)
         if cfg.resume == "failed":
@@ -253,8 +253,8 @@ def _new_name(
             continue
         with ExitStack() as this_one:
             try:
-                still_held = this_one.enter_context(driving(database(cfg, root), sweep_id))
-            except DrivenElsewhereError:
+                still_held = this_one.enter_context(sweep_lock(database(cfg, root), sweep_id))
+            except SweepLockedError:
                 if cfg.resume == "never":
                     continue
                 raise

@@ -85,7 +85,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Left:
+class Undelivered:
     """What was not delivered when a sweep's driver ended."""
 
     tracked: bool
@@ -94,7 +94,7 @@ class Left:
     """What is not off this machine, where there is a bucket."""
 
 
-class Beside:
+class BackgroundServices:
     """The threads beside the trials: MLflow's tracker, the upload, the look-out for a preemption, the power meter."""
 
     def __init__(self, session: Session) -> None:
@@ -145,10 +145,10 @@ class Beside:
         if self._meter is not None:
             self._meter.close(self._session.ledger, machine_instance(self._session.cfg, self._session.record.sweep_id))
 
-    def drain(self, how: str) -> Left:
+    def drain(self, how: str) -> Undelivered:
         """After the books are closed: deliver what waits. Who interrupts a sweep does not wait for long."""
         hurried, seconds = how == "interrupted", self._session.cfg.storage.wait_seconds
         upload_seconds = min(seconds, INTERRUPTED_UPLOAD_SECONDS) if hurried else seconds
         unsaved = self._uploader.close(upload_seconds) if self._uploader else []
         tracked = self._tracker.close(INTERRUPTED_DRAIN_SECONDS if hurried else TRACKING_DRAIN_SECONDS)
-        return Left(tracked, unsaved)
+        return Undelivered(tracked, unsaved)

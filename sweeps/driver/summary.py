@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from cost.ledger.sweep_lock import DrivenElsewhereError
+from cost.ledger.sweep_lock import SweepLockedError
 from cost.money import Money
 from cost.records import StoreError
 from cost.reports.by_trial import Report, write_csv
@@ -203,7 +203,7 @@ def print_stopped(console: Console, error: StoreError, typed: Sequence[str]) -> 
     """The books cannot be written any more: what stands, and what to do."""
     again = " ".join(["python sweep.py", *map(shlex.quote, typed)])
     console.print(Text(f"Stopped: {error}", style="red"), soft_wrap=True)
-    if isinstance(error, DrivenElsewhereError):
+    if isinstance(error, SweepLockedError):
         console.print(
             "This driver had lost its lock. The processes of its trials were ended, and it writes nothing more; what "
             "was not written yet of its trials is done again there. See: python -m cost leases list",

@@ -1,4 +1,4 @@
-"""Who runs the trials. An executor takes attempts from a `Host`, runs them, and brings it every word they say.
+"""Who runs the trials. An executor takes attempts from a `Controller`, runs them, and brings it every word they say.
 
 It decides nothing: which attempt is next, what a trainer is told and what an end means is the host's (the driver's)
 business. Two members, one conformance suite: Ray Tune for real work, in-process on a fake clock for simulated trials.
@@ -32,7 +32,7 @@ class Attempt:
         return f"{self.trial_id}/{self.number}"
 
 
-class Host(Protocol):
+class Controller(Protocol):
     """What an executor is given: the driver, seen from below."""
 
     def next_attempt(self) -> Attempt | None:
@@ -52,7 +52,7 @@ class Host(Protocol):
         ...
 
     def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
-        """The attempt's trainer is over: `outcome` is a key of `sweeps.journal.OUTCOMES`."""
+        """The attempt's trainer is over: `outcome` is a key of `sweeps.journal.OUTCOME_STATES`."""
         ...
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
@@ -75,7 +75,7 @@ class Host(Protocol):
 class Executor(Protocol):
     """Runs attempts until the host is done."""
 
-    def run(self, host: Host) -> None: ...
+    def run(self, host: Controller) -> None: ...
 
     def close(self) -> None:
         """End everything that still runs, at once. Safe to call twice, and after an exception out of `run`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rl.spec import Command, Event, Finished, Trainer
 from rl.trainers.simulated import SimulatedTrainer
-from sweeps.executors import Attempt, Host, HungError, outcome_of
+from sweeps.executors import Attempt, Controller, HungError, outcome_of
 
 if TYPE_CHECKING:
     from cost.clock import FakeClock
@@ -62,7 +62,7 @@ class InProcessExecutor:
         self._order = itertools.count()
         self._next_tick = clock.monotonic_ns() + TICK_NS
 
-    def run(self, host: Host) -> None:
+    def run(self, host: Controller) -> None:
         while True:
             while attempt := host.next_attempt():
                 host.on_granted(attempt)
@@ -82,7 +82,7 @@ class InProcessExecutor:
             running.words.close()
         self._queue.clear()
 
-    def _deliver(self, running: _Running, host: Host) -> None:
+    def _deliver(self, running: _Running, host: Controller) -> None:
         if running.error is not None:
             self._end(running, host, *outcome_of(running.error))
             return
@@ -98,7 +98,7 @@ class InProcessExecutor:
             return
         self._go_on(running, command)
 
-    def _end(self, running: _Running, host: Host, outcome: str, message: str) -> None:
+    def _end(self, running: _Running, host: Controller, outcome: str, message: str) -> None:
         host.on_ended(running.attempt, outcome, message)
         host.on_released(running.attempt, True)
 
@@ -113,7 +113,7 @@ class InProcessExecutor:
         due_ns = self._clock.monotonic_ns() + self._stopwatch.elapsed_ns
         heapq.heappush(self._queue, (due_ns, next(self._order), running))
 
-    def _advance_to(self, at_ns: int, host: Host) -> None:
+    def _advance_to(self, at_ns: int, host: Controller) -> None:
         while self._next_tick <= at_ns:
             self._clock.advance(self._next_tick - self._clock.monotonic_ns())
             self._next_tick += TICK_NS

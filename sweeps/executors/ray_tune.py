@@ -24,10 +24,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl.codec import from_json, message_from_json, to_json
 from rl.spec import Continue, Finished, TrialSpec
-from sweeps.executors import Attempt, Host, outcome_of
+from sweeps.executors import Attempt, Controller, outcome_of
 from sweeps.executors.cluster import alive_nodes, named, on_node, resource_of, start_local, usable_cards
 from sweeps.executors.processes import MARK, Family, end_family, end_marked, own_family, write_output_to
-from sweeps.executors.tune_calls import FromHost, ToHost, WhenNothingCanStart
+from sweeps.executors.tune_calls import ControllerCallback, ControllerSearcher, NothingToStartStopper
 
 RELEASE_DEADLINE_SECONDS = 60.0
 """After an attempt's end: what is still there then is told as held."""
@@ -140,14 +140,14 @@ class RayTuneExecutor:
     def _mark_prefix(self) -> str:
         return f"{self._logs.absolute().parent}:"
 
-    def run(self, host: Host) -> None:
+    def run(self, host: Controller) -> None:
         self._host = host
-        config = tune.TuneConfig(search_alg=FromHost(self), num_samples=-1, reuse_actors=False)
+        config = tune.TuneConfig(search_alg=ControllerSearcher(self), num_samples=-1, reuse_actors=False)
         run_config = tune.RunConfig(
             name="attempts",
             storage_path=str(self._logs.absolute()),
-            callbacks=[ToHost(self)],
-            stop=WhenNothingCanStart(self),
+            callbacks=[ControllerCallback(self)],
+            stop=NothingToStartStopper(self),
             failure_config=tune.FailureConfig(max_failures=0),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
             verbose=0,

@@ -32,7 +32,7 @@ class NotSaved:
             raise
 
 
-class FromHost(NotSaved, Searcher):
+class ControllerSearcher(NotSaved, Searcher):
     """Tune asks here for the next attempt."""
 
     def __init__(self, executor: RayTuneExecutor) -> None:
@@ -52,7 +52,7 @@ class FromHost(NotSaved, Searcher):
         raise NotImplementedError("a sweep is resumed from its journal, not from Ray Tune's state")
 
 
-class ToHost(NotSaved, tune.Callback):
+class ControllerCallback(NotSaved, tune.Callback):
     """Tune tells here what happened."""
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -70,7 +70,7 @@ class ToHost(NotSaved, tune.Callback):
         self._tell(self._executor.ended, trial, died=True)
 
 
-class WhenNothingCanStart(NotSaved, tune.Stopper):
+class NothingToStartStopper(NotSaved, tune.Stopper):
     """Tune asks here whether to end with trials still waiting for their cards."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:

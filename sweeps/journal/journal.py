@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, Any
 from cost.records import IntegrityError, NewEvent
 from rl.codec import to_json
 from rl.spec import Event, StepReport
-from sweeps.journal.messages import NOT_DECIDED, ONE_WORD, STREAM_PREFIX, SUMMARY, WORDS, Word, as_event, word, words_in
-from sweeps.journal.state import OUTCOMES, UNFINISHED, AttemptRecord, SweepRecord, TrialRecord, TrialState
+from sweeps.journal.messages import (
+    NOT_DECIDED,
+    ONE_WORD,
+    STREAM_PREFIX,
+    SUMMARY,
+    WORDS,
+    RecordedMessage,
+    as_event,
+    word,
+    words_in,
+)
+from sweeps.journal.state import OUTCOME_STATES, UNFINISHED, AttemptRecord, SweepRecord, TrialRecord, TrialState
 from sweeps.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
     from cost.records import StoredEvent
 
 __all__ = [
-    "OUTCOMES",
+    "OUTCOME_STATES",
     "UNFINISHED",
     "AttemptRecord",
     "Journal",
@@ -57,7 +67,7 @@ class Journal:
         self._drives = False
         """Its owner has started to drive the sweep, and writes nothing more once another one does."""
         self._stream = STREAM_PREFIX + sweep_id
-        self._words: list[Word] = []
+        self._words: list[RecordedMessage] = []
         self.flushes = 0
         """How often words were written down."""
         self._written: list[StoredEvent] = []
@@ -76,7 +86,7 @@ class Journal:
         """One transaction for what is decided, what was said before, and what both cost. Nested ones join it.
 
         Raises:
-            DrivenElsewhereError: another driver has gone on with the sweep; nothing was written.
+            SweepLockedError: another driver has gone on with the sweep; nothing was written.
         """
         if self._in_transaction:
             yield
@@ -104,10 +114,10 @@ class Journal:
             return
         for event in self._ledger.events(self._stream, after=self.record.read_up_to):
             if event.kind in ("driver_started", "attempt_ended") and event.driver != self._ledger.driver_id:
-                from cost.ledger.sweep_lock import DrivenElsewhereError, signer
+                from cost.ledger.sweep_lock import SweepLockedError, signer
 
                 with self._ledger.read() as connection:
-                    raise DrivenElsewhereError(self._sweep_id, signer(connection, event.driver, event.at_ns))
+                    raise SweepLockedError(self._sweep_id, signer(connection, event.driver, event.at_ns))
 
     def append(self, kind: str, body: Mapping[str, Any], key: str) -> None:
         """Write one event, and before it the words that were heard."""
@@ -207,7 +217,7 @@ class Journal:
         ended = NewEvent("attempt_ended", body, f"attempt_ended:{name}")
         self._write(ended, NewEvent(SUMMARY, whole, f"summary:{name}"))
 
-    def _check_the_same(self, said: Word, message: Event) -> None:
+    def _check_the_same(self, said: RecordedMessage, message: Event) -> None:
         self.flush()
         for event in self._ledger.events(self._stream):
             for known in words_in(event):

@@ -30,7 +30,7 @@ NOT_DECIDED = frozenset({ONE_WORD, WORDS, SUMMARY})
 """Kinds of event that tell what trainers said. All others are the driver's decisions: few, and small."""
 
 
-class Word(msgspec.Struct, frozen=True, gc=False, rename={"message_json": "message"}):
+class RecordedMessage(msgspec.Struct, frozen=True, gc=False, rename={"message_json": "message"}):
     """One message of a trainer, as the driver heard it."""
 
     trial_id: str
@@ -55,7 +55,7 @@ class Word(msgspec.Struct, frozen=True, gc=False, rename={"message_json": "messa
 
 
 class _Words(msgspec.Struct):
-    messages: Sequence[Word]
+    messages: Sequence[RecordedMessage]
 
 
 def _as_text(message: Mapping[str, Any]) -> msgspec.Raw:
@@ -65,27 +65,31 @@ def _as_text(message: Mapping[str, Any]) -> msgspec.Raw:
         return msgspec.Raw(json.dumps(message).encode())
 
 
-def word(trial_id: str, attempt: int, sequence: int, at_ns: int, message: Event) -> Word:
-    return Word(trial_id, attempt, sequence, at_ns, _as_text(to_json(message)))
+def word(trial_id: str, attempt: int, sequence: int, at_ns: int, message: Event) -> RecordedMessage:
+    return RecordedMessage(trial_id, attempt, sequence, at_ns, _as_text(to_json(message)))
 
 
-def as_event(words: Sequence[Word]) -> NewEvent:
+def as_event(words: Sequence[RecordedMessage]) -> NewEvent:
     """One or more words as one event. Its key is that of the first: a word is in one event only."""
     text = msgspec.json.encode(_Words(words)).decode()
     return NewEvent(WORDS, text, f"{WORDS}:{words[0].name}")
 
 
-def words_in(event: StoredEvent) -> Iterator[Word]:
+def words_in(event: StoredEvent) -> Iterator[RecordedMessage]:
     """The words of an event, in the order in which they were heard; none in a decision."""
     if event.kind == WORDS:
         try:
             yield from msgspec.json.decode(event.text, type=_Words).messages
         except msgspec.DecodeError:  # see `read_json`
             for row in event.body["messages"]:
-                yield Word(row["trial_id"], row["attempt"], row["sequence"], row["at_ns"], _as_text(row["message"]))
+                yield RecordedMessage(
+                    row["trial_id"], row["attempt"], row["sequence"], row["at_ns"], _as_text(row["message"])
+                )
     elif event.kind == ONE_WORD:
         body = event.body
-        yield Word(body["trial_id"], body["attempt"], body["sequence"], event.at_ns, _as_text(body["message"]))
+        yield RecordedMessage(
+            body["trial_id"], body["attempt"], body["sequence"], event.at_ns, _as_text(body["message"])
+        )
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl.codec import from_json, message_from_json
 from rl.spec import CheckpointWritten, Event, SetLr, Started, Stop
-from sweeps.journal.messages import ONE_WORD, WORDS, Word, words_in
+from sweeps.journal.messages import ONE_WORD, WORDS, RecordedMessage, words_in
 from sweeps.journal.trial_summary import TrialSummary
 from sweeps.planning.plan import PlannedTrial
 
@@ -37,7 +37,7 @@ class TrialState(StrEnum):
 UNFINISHED = frozenset({TrialState.PLANNED, TrialState.RUNNING, TrialState.PREEMPTED, TrialState.BUDGET_STOPPED})
 """A resume goes on with these."""
 
-OUTCOMES: Mapping[str, TrialState] = {
+OUTCOME_STATES: Mapping[str, TrialState] = {
     "completed": TrialState.COMPLETED,
     "failed": TrialState.FAILED,
     "crashed": TrialState.FAILED,
@@ -102,7 +102,7 @@ class TrialRecord:
         outcome = self.attempts[-1].outcome
         if outcome is None:
             return TrialState.RUNNING
-        state = OUTCOMES[outcome]
+        state = OUTCOME_STATES[outcome]
         if self.pruned is not None and state is not TrialState.COMPLETED:
             return TrialState.PRUNED
         if self.cancelled is not None and (state in UNFINISHED or self.retry_not_before_ns is not None):
@@ -127,7 +127,7 @@ class TrialRecord:
     def checkpoint(self) -> CheckpointWritten | None:
         return self.summary.checkpoint
 
-    def hear(self, said: Word, message: Event) -> None:
+    def hear(self, said: RecordedMessage, message: Event) -> None:
         """Take in a word of the attempt that runs."""
         self.messages = said.sequence + 1
         self.summary.add(message)
@@ -232,7 +232,7 @@ class SweepRecord:
         trial.messages, trial.retry_not_before_ns = 0, None
         trial.attempts.append(AttemptRecord(body["attempt"], body["lease_id"], at_ns, body["from_step"]))
 
-    def hear(self, said: Word, message: Event) -> None:
+    def hear(self, said: RecordedMessage, message: Event) -> None:
         """Take in a word, before or after it is written down."""
         self.trials[said.trial_id].hear(said, message)
         self.last_ns = max(self.last_ns, said.at_ns)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
-from cost.ledger.sweep_lock import driver_of
+from cost.ledger.sweep_lock import lock_owner
 from cost.records import StoreError
 from cost.reports import unaccounted
 from sweeps.config.types import ConfigError, SweepConfig
@@ -57,7 +57,7 @@ def hold(session: Session) -> str:
     instance = machine_instance(cfg, sweep_id)
     held = ledger.open_lease_of(instance)
     for other in held.sweeps if held and release_requests.under_way(ledger, held.lease.lease_id) else ():
-        if other != sweep_id and (by := driver_of(session.database, other)):
+        if other != sweep_id and (by := lock_owner(session.database, other)):
             raise ConfigError(
                 f"machine={cfg.machine.name}: {other} ({by}) is giving it back: wait until it is gone, or until "
                 "`python -m sweeps status` says that it is not"

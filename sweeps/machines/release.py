@@ -29,7 +29,7 @@ POLL_SECONDS, POLLS = 5, 120
 
 
 @dataclass(frozen=True)
-class Down:
+class ReleaseOutcome:
     """What came of asking for a machine's end."""
 
     confirmed: bool
@@ -56,7 +56,7 @@ def bring_up(machine: MachineConfig) -> str:
     return last if host and port.isdigit() and " " not in last else ""
 
 
-def take_down(machine: MachineConfig, instance_id: str = "", client: Any = None) -> Down:
+def take_down(machine: MachineConfig, instance_id: str = "", client: Any = None) -> ReleaseOutcome:
     """Ask for the machine's end as `machine.down` says, and wait for word that it is gone.
 
     A command's exit code 0 is that word. The EC2 hooks ask AWS until it says so. `shutdown` ends this very host and
@@ -115,7 +115,7 @@ def leave(
     sweep_id: str,
     unsaved: Sequence[str],
     before_it_goes: Callable[[], None] = lambda: None,
-    down: Callable[[MachineConfig, str], Down] = take_down,
+    down: Callable[[MachineConfig, str], ReleaseOutcome] = take_down,
     per_hour: str = "",
 ) -> str:
     """Give the machine back if nothing is lost with it and nobody else is on it; a sentence on what came of it.
@@ -144,7 +144,7 @@ def leave(
     try:
         result = down(machine, state.lease.resource_id)
     except Exception as error:  # whatever a provider's client raises: the machine is then still there
-        result = Down(False, f"{type(error).__name__}: {_first(str(error))}")
+        result = ReleaseOutcome(False, f"{type(error).__name__}: {_first(str(error))}")
     why = result.text
     if result.confirmed:
         ledger.close_dead()
@@ -195,9 +195,9 @@ def what_to_rent(machine: MachineConfig, per_hour: str) -> str:
     )
 
 
-def _ec2(machine: MachineConfig, instance_id: str, client: Any) -> Down:
+def _ec2(machine: MachineConfig, instance_id: str, client: Any) -> ReleaseOutcome:
     if not instance_id:
-        return Down(False, "which EC2 instance it is, is not known: set machine.instance_id=i-...")
+        return ReleaseOutcome(False, "which EC2 instance it is, is not known: set machine.instance_id=i-...")
     if client is None:
         import boto3
 
@@ -213,18 +213,20 @@ def _ec2(machine: MachineConfig, instance_id: str, client: Any) -> Down:
     try:
         waiter.wait(InstanceIds=[instance_id], WaiterConfig={"Delay": POLL_SECONDS, "MaxAttempts": POLLS})
     except WaiterError as error:
-        return Down(False, f"EC2 took the request for {instance_id} and has not said {state!r}: {_first(str(error))}")
-    return Down(True, f"EC2 says that {instance_id} is {state}")
+        return ReleaseOutcome(
+            False, f"EC2 took the request for {instance_id} but not {state!r} yet: {_first(str(error))}"
+        )
+    return ReleaseOutcome(True, f"EC2 says that {instance_id} is {state}")
 
 
-def _ran(command: Callable[[], subprocess.CompletedProcess[str]], proves: bool) -> Down:
+def _ran(command: Callable[[], subprocess.CompletedProcess[str]], proves: bool) -> ReleaseOutcome:
     try:
         done = command()
     except (subprocess.TimeoutExpired, OSError) as error:
-        return Down(False, _first(str(error)))
+        return ReleaseOutcome(False, _first(str(error)))
     if done.returncode != 0:
-        return Down(False, f"exit code {done.returncode}: {_last(done.stderr or done.stdout)}")
-    return Down(proves, "its command ended with exit code 0" if proves else "this host was told to shut down")
+        return ReleaseOutcome(False, f"exit code {done.returncode}: {_last(done.stderr or done.stdout)}")
+    return ReleaseOutcome(proves, "its command ended with exit code 0" if proves else "this host was told to shut down")
 
 
 def _shell(command: str) -> subprocess.CompletedProcess[str]:

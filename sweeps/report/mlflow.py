@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rl.codec import from_json
 from rl.spec import EvalReport, Started, StepReport
-from sweeps.journal.journal import OUTCOMES, TrialState, sweep_events
-from sweeps.journal.messages import Word, words_in
+from sweeps.journal.journal import OUTCOME_STATES, TrialState, sweep_events
+from sweeps.journal.messages import RecordedMessage, words_in
 from sweeps.journal.metrics import eval_accuracy, step_metrics
 from sweeps.planning.plan import PlannedTrial
 
@@ -170,7 +170,7 @@ class Delivery:
                 for said in words_in(event):
                     self._message(said, metrics)
             case "attempt_ended":
-                run_id, state = self._runs[body["trial_id"]], OUTCOMES[body["outcome"]]
+                run_id, state = self._runs[body["trial_id"]], OUTCOME_STATES[body["outcome"]]
                 self._flush(run_id, metrics)
                 self._client.set_tag(run_id, "state", str(state))
                 if body["message"]:
@@ -207,7 +207,7 @@ class Delivery:
         recipe = _flat({k: plan["config"][k] for k in ("model", "task", "algorithm")})
         self._params(self._runs[planned.trial_id], point | recipe | dict(planned.overrides))
 
-    def _message(self, said: Word, metrics: dict[str, list[Any]]) -> None:
+    def _message(self, said: RecordedMessage, metrics: dict[str, list[Any]]) -> None:
         run_id, trial_id, at_ms = self._runs[said.trial_id], said.trial_id, _ms(said.at_ns)
         match said.message:
             case Started() as started:

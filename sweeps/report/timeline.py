@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from cost.money import Money
-from sweeps.journal.journal import OUTCOMES, SweepRecord, TrialState
+from sweeps.journal.journal import OUTCOME_STATES, SweepRecord, TrialState
 from sweeps.journal.messages import SUMMARY, words_in
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ UNPRICED = "UNPRICED"
 
 
 @dataclass(frozen=True)
-class Told:
+class TimelineRow:
     """One line of the story."""
 
     at_ns: int
@@ -87,24 +87,24 @@ def read_costs(ledger: Ledger, sweep_id: str, moments: list[int], now_ns: int, s
     return Costs((line for line in found.lines if line.sweep_id == sweep_id), show)
 
 
-def story(events: Iterable[StoredEvent], costs: Costs | None = None) -> Iterator[Told]:
+def story(events: Iterable[StoredEvent], costs: Costs | None = None) -> Iterator[TimelineRow]:
     """The lines of some events; of every word that a trainer said, where the events have them."""
     for event in events:
         said = False
         for word in words_in(event):
             said = True
-            yield Told(word.at_ns, "message", _said(f"{word.trial_id}/{word.attempt}", word.body))
+            yield TimelineRow(word.at_ns, "message", _said(f"{word.trial_id}/{word.attempt}", word.body))
         if not said and event.kind != SUMMARY:
-            yield Told(event.at_ns, event.kind, told(event.kind, event.body), _money(event, costs))
+            yield TimelineRow(event.at_ns, event.kind, told(event.kind, event.body), _money(event, costs))
 
 
-def still_running(record: SweepRecord, costs: Costs, now_ns: int) -> Iterator[Told]:
+def still_running(record: SweepRecord, costs: Costs, now_ns: int) -> Iterator[TimelineRow]:
     """A line for each attempt that has not ended: what it has cost so far."""
     for trial in record.trials.values():
         if trial.state is TrialState.RUNNING:
             attempt = trial.attempts[-1].attempt
             text = f"{trial.trial_id}/{attempt} has not ended, or nobody was there to see it"
-            yield Told(now_ns, "running", text, f"{costs.of_attempt(trial.trial_id, attempt)} so far".strip())
+            yield TimelineRow(now_ns, "running", text, f"{costs.of_attempt(trial.trial_id, attempt)} so far".strip())
 
 
 def told(kind: str, body: Mapping[str, Any]) -> str:
@@ -169,13 +169,13 @@ def _money(event: StoredEvent, costs: Costs | None) -> str:
     return ""
 
 
-def style_of(line: Told) -> str:
+def style_of(line: TimelineRow) -> str:
     """A colour for what a person looks for first."""
     if line.kind == "warning" or "STILL HELD" in line.text:
         return "yellow"
     if line.kind == "attempt_ended":
         outcome = line.text.split(" ")[1].rstrip(":")
-        return {"COMPLETED": "green", "FAILED": "red"}.get(str(OUTCOMES.get(outcome, "")), "yellow")
+        return {"COMPLETED": "green", "FAILED": "red"}.get(str(OUTCOME_STATES.get(outcome, "")), "yellow")
     if line.kind == "gate":
         return "red" if "closed" in line.text else "green"
     return ""

@@ -29,7 +29,7 @@ from sweeps.journal.journal import SweepRecord, TrialRecord
 from sweeps.machines.machine import Pricing, money_text
 from sweeps.scheduling.cost_bound import Bound, Bounds, MeasuredBounds
 from sweeps.scheduling.limits import SweepLimits
-from sweeps.scheduling.queue import Waiting
+from sweeps.scheduling.queue import TrialQueue
 
 NOTHING_KNOWN = "nothing tells yet what a trial costs"
 
@@ -40,7 +40,7 @@ class _Running:
     holding: Holding
 
 
-class Purse:
+class BudgetController:
     """One sweep's. All calls come from its driver's thread."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Purse:
             self._bounds.per_hour = pico_per_hour(self._row, lease.cards, lease.watts or 0)
         self._limits.forget()
 
-    def choose(self, waiting: Waiting) -> str | None:
+    def choose(self, waiting: TrialQueue) -> str | None:
         """The first waiting trial that there is room for, taken out of `waiting`; None: nothing for now."""
         now_ns = self._ledger.now_ns()
         if not waiting.ready(now_ns) or self._paused or self._tight:

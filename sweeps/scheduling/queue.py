@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 
-class Waiting:
+class TrialQueue:
     """First come, first served, among those whose moment has come."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from rl.codec import from_json
 from rl.spec import CheckpointWritten, EvalReport
 from sweeps.config.types import StorageConfig
 from sweeps.journal.journal import Journal, SweepRecord, sweep_events
-from sweeps.journal.messages import Word, words_in
+from sweeps.journal.messages import RecordedMessage, words_in
 from sweeps.journal.metrics import eval_accuracy
 from sweeps.storage import s3_checkpoints
 from sweeps.storage.s3_checkpoints import MANIFEST, CheckpointId, Place, Retention
@@ -145,7 +145,7 @@ class Delivery:
                     news = True
         return news
 
-    def _hear(self, said: Word) -> None:
+    def _hear(self, said: RecordedMessage) -> None:
         trial, message = self._trials.setdefault(said.trial_id, _Trial()), said.message
         trial.news = True
         if isinstance(message, CheckpointWritten):

@@ -19,7 +19,7 @@ from typing import Any
 
 from cost.clock import FakeClock
 from rl.spec import CheckpointWritten, Command, Event
-from sweeps.executors import Attempt, Host
+from sweeps.executors import Attempt, Controller
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FILE_EVENTS = {
@@ -137,7 +137,7 @@ def _at_words(points: Points, witness: Witness) -> None:
     run = InProcessExecutor.run
     driver.FakeClock = WitnessedClock
 
-    def run_witnessed(self: InProcessExecutor, host: Host) -> None:
+    def run_witnessed(self: InProcessExecutor, host: Controller) -> None:
         witnessed: Any = _WitnessedHost(host, points, witness)
         run(self, witnessed)
 

@@ -16,7 +16,7 @@ import pytest
 
 from cost.ledger.ledger import Ledger
 from rl.spec import Command, Event, StepReport
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.executors import Attempt
 from sweeps.journal.journal import TrialState, load, sweep_ids
 from tests.e2e.test_real_sweep import SMALL
@@ -258,7 +258,7 @@ def slow_sweep(address: str, folder: str) -> None:
             self.said += 1
             return super().step()
 
-    class Telling(SweepHost):
+    class Telling(SweepController):
         def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
             if isinstance(message, StepReport):
                 print(f"did step {message.step} of {attempt}", flush=True)

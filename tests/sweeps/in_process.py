@@ -13,7 +13,7 @@ from cost.records import Lease
 from rl.spec import Event
 from sweeps.config.build import canonical, compose
 from sweeps.config.types import SweepConfig
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.journal.journal import Journal, TrialRecord
 from sweeps.journal.messages import Reports, reports
@@ -39,7 +39,7 @@ class Sweep:
     clock: FakeClock
     ledger: Ledger
     journal: Journal
-    host: SweepHost
+    host: SweepController
     executor: InProcessExecutor
 
     def run(self) -> Sweep:
@@ -75,7 +75,7 @@ def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **host
     journal.append("driver_started", {"lease_id": "lease-1", "pid": 1}, "driver_started:1")
     journal.catch_up()
     settings = {"cards": cfg.machine.cards, "view": Silent(), **host_settings}
-    host = SweepHost(cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, **settings)
+    host = SweepController(cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, **settings)
     return Sweep(
         cfg, clock, ledger, journal, host, InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
     )

@@ -13,13 +13,13 @@ from cost.records import Lease
 from rl.spec import Event
 from sweeps.config.build import canonical, compose
 from sweeps.config.types import SweepConfig
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import Journal, TrialRecord
 from sweeps.machines.machine import Pricing
 from sweeps.planning.plan import make_plan
-from sweeps.scheduling.budget_controller import Purse
+from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.cost_bound import Bounds
 
 PRICES = """prices:
@@ -58,8 +58,8 @@ class PaidSweep:
     clock: FakeClock
     ledger: Ledger
     journal: Journal
-    purse: Purse
-    host: SweepHost
+    purse: BudgetController
+    host: SweepController
     view: View
     executor: InProcessExecutor
     pricing: Pricing
@@ -116,7 +116,7 @@ def a_paid_sweep(
         journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=make_plan(cfg), config=canonical(cfg))
     row = book.in_force("box", clock.utc_ns())
     pricing = Pricing(book, row, hourly(row, cfg.machine.cards))
-    purse = Purse(cfg, ledger, journal.record, pricing, time, bounds=bounds, wait=wait)
+    purse = BudgetController(cfg, ledger, journal.record, pricing, time, bounds=bounds, wait=wait)
     lease = Lease(
         lease_id=f"{sweep_id}-{clock.utc_ns()}",
         instance_id=f"simulated:{sweep_id}",
@@ -134,7 +134,7 @@ def a_paid_sweep(
     purse.hold(lease)
     view = View()
     settings = {"ledger": ledger, "journal": journal, "lease_id": lease.lease_id, "sweep_dir": folder / sweep_id}
-    host = SweepHost(cfg, view=view, cards=cfg.machine.cards, purse=purse, **settings)
+    host = SweepController(cfg, view=view, cards=cfg.machine.cards, purse=purse, **settings)
     executor = InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
     return PaidSweep(cfg, clock, ledger, journal, purse, host, view, executor, pricing)
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from cost.ledger.sweep_lock import DrivenElsewhereError, _Server, driver_of, driving
+from cost.ledger.sweep_lock import SweepLockedError, _Server, lock_owner, sweep_lock
 
 SWEEP = "smoke-abc123-1"
 ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys
-from cost.ledger.sweep_lock import driving
+from cost.ledger.sweep_lock import sweep_lock
 with driving(sys.argv[1], sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()
@@ -47,32 +47,32 @@ def soon(condition: Callable[[], bool]) -> None:
 
 
 def test_a_second_driver_is_refused_and_told_who_drives_where_since_when(other, any_database):
-    with pytest.raises(DrivenElsewhereError) as refused, driving(any_database, SWEEP):
+    with pytest.raises(SweepLockedError) as refused, sweep_lock(any_database, SWEEP):
         pass
     by = refused.value.by
     assert by is not None
     assert (by.pid, by.host) == (other.pid, socket.gethostname())
     assert f"{SWEEP} is being driven by process {other.pid} on {socket.gethostname()} since 20" in str(refused.value)
-    assert driver_of(any_database, SWEEP) == by
+    assert lock_owner(any_database, SWEEP) == by
 
 
 def test_a_driver_that_was_killed_or_is_done_stands_in_nobodys_way(other, any_database):
     other.send_signal(signal.SIGKILL)
     other.wait()
-    soon(lambda: driver_of(any_database, SWEEP) is None)
-    with driving(any_database, SWEEP):
-        by = driver_of(any_database, SWEEP)
+    soon(lambda: lock_owner(any_database, SWEEP) is None)
+    with sweep_lock(any_database, SWEEP):
+        by = lock_owner(any_database, SWEEP)
         assert by is not None
         assert by.pid == os.getpid()
-    soon(lambda: driver_of(any_database, SWEEP) is None)
-    with driving(any_database, SWEEP):
+    soon(lambda: lock_owner(any_database, SWEEP) is None)
+    with sweep_lock(any_database, SWEEP):
         pass
 
 
 def test_sweeps_of_one_ledger_are_driven_apart(other, any_database):
-    with driving(any_database, "another-1") as still_held:
+    with sweep_lock(any_database, "another-1") as still_held:
         still_held()
-        assert driver_of(any_database, "a-third-1") is None
+        assert lock_owner(any_database, "a-third-1") is None
 
 
 def lose(place: str) -> None:
@@ -89,21 +89,21 @@ def lose(place: str) -> None:
 
 
 def test_a_lock_that_was_lost_is_taken_again_at_the_next_heartbeat(any_database):
-    with driving(any_database, SWEEP) as still_held:
+    with sweep_lock(any_database, SWEEP) as still_held:
         still_held()
         lose(any_database)
-        assert driver_of(any_database, SWEEP) is None
+        assert lock_owner(any_database, SWEEP) is None
         still_held()
-        with pytest.raises(DrivenElsewhereError), driving(any_database, SWEEP):
+        with pytest.raises(SweepLockedError), sweep_lock(any_database, SWEEP):
             pass
 
 
 def test_a_driver_that_lost_its_lock_to_another_is_told_at_its_next_heartbeat(any_database):
     with ExitStack() as stack:
-        still_held = stack.enter_context(driving(any_database, SWEEP))
+        still_held = stack.enter_context(sweep_lock(any_database, SWEEP))
         lose(any_database)
-        stack.enter_context(driving(any_database, SWEEP))
-        with pytest.raises(DrivenElsewhereError, match=f"process {os.getpid()} on "):
+        stack.enter_context(sweep_lock(any_database, SWEEP))
+        with pytest.raises(SweepLockedError, match=f"process {os.getpid()} on "):
             still_held()
 
 
@@ -113,7 +113,7 @@ def test_a_connection_that_broke_on_this_side_only_does_not_lock_its_own_driver_
     assert hold._connection is not None
     left_behind, hold._connection = hold._connection, None  # the server has not heard of its end yet
     hold.keep()
-    by = driver_of(postgres, SWEEP)
+    by = lock_owner(postgres, SWEEP)
     assert by is not None
     assert by.pid == os.getpid()
     hold.release()

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.ledger.ledger import Ledger
-from cost.ledger.sweep_lock import driving
+from cost.ledger.sweep_lock import sweep_lock
 from rl.spec import SetLr, StepReport, Stop
 from sweeps.cli.main import app
 from sweeps.config.build import ConfigError, compose
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
 from sweeps.driver.resume import earlier_sweeps, end_lost_attempts_of_all, held_sweep, to_go_on_with
 from sweeps.journal.journal import Journal, TrialState, load
@@ -62,7 +62,7 @@ def test_a_running_trial_that_is_given_up_is_stopped_at_its_next_word(tmp_path):
 
 def test_a_sweep_that_somebody_stops_can_go_on(tmp_path):
     sweep = a_sweep(tmp_path)
-    with driving(tmp_path / "ledger.db", "smoke-test-1"):
+    with sweep_lock(tmp_path / "ledger.db", "smoke-test-1"):
         assert said(tmp_path, "stop", "last").exit_code == 0
     sweep.run()
     record = sweep.journal.record
@@ -78,7 +78,7 @@ def test_a_sweep_whose_driver_died_is_lost_and_cannot_be_stopped(tmp_path):
     assert result.exit_code == 2
     assert "smoke-test-1 has no driver at work: its driver died; the same command goes on with it" in result.output
     (lost,) = json.loads(said(tmp_path, "status", "--json").output)["sweeps"]
-    with driving(tmp_path / "ledger.db", "smoke-test-1"):
+    with sweep_lock(tmp_path / "ledger.db", "smoke-test-1"):
         (running,) = json.loads(said(tmp_path, "status", "--json").output)["sweeps"]
     assert (lost["state"], lost["driver"], running["state"]) == ("lost", None, "running")
     assert f"process {os.getpid()} on " in running["driver"]
@@ -208,7 +208,7 @@ def test_a_learning_rate_that_was_moved_is_moved_again_at_the_same_step_after_a_
     sweep.host.on_ended(attempt, "lost", "killed")
     sweep.host.on_released(attempt, True)
     journal = Journal(sweep.ledger, "smoke-test-1")
-    again = SweepHost(
+    again = SweepController(
         sweep.cfg, ledger=sweep.ledger, journal=journal, lease_id="lease-1", sweep_dir=tmp_path, view=Silent(), cards=1
     )
     sweep.journal, sweep.host = journal, again

@@ -15,7 +15,7 @@ import pytest
 
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
-from cost.ledger.sweep_lock import driving
+from cost.ledger.sweep_lock import sweep_lock
 from sweeps.config.build import canonical, compose
 from sweeps.driver.deadman import start, watch
 from sweeps.journal.journal import Journal, TrialState, load
@@ -45,7 +45,7 @@ def begin(root: Path, ledger: Ledger, *more: str) -> tuple[Journal, str]:
 def drive(root: str, after: str) -> None:
     """A driver that holds its sweep and its machine, and says every 0.1 s that it does. Runs in its own process."""
     folder = Path(root)
-    with driving(folder / "ledger.db", SWEEP), Ledger.open(folder / "ledger.db") as ledger:
+    with sweep_lock(folder / "ledger.db", SWEEP), Ledger.open(folder / "ledger.db") as ledger:
         _, lease_id = begin(folder, ledger, f"machine.deadman={after}")
         timer = start(configuration(folder, f"machine.deadman={after}"), SWEEP, folder / "ledger.db")
         assert timer is not None
@@ -125,7 +125,7 @@ def watched(root: Path, clock: Time, after: float = 60.0) -> list[str]:
 
 
 def test_it_never_fires_while_the_driver_lives_however_silent_it_is(tmp_path):
-    with Ledger.open(tmp_path / "ledger.db") as ledger, driving(tmp_path / "ledger.db", SWEEP):
+    with Ledger.open(tmp_path / "ledger.db") as ledger, sweep_lock(tmp_path / "ledger.db", SWEEP):
         journal, lease_id = begin(tmp_path, ledger)
 
         def end_in_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 from cost.clock import FakeClock
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
-from cost.ledger.sweep_lock import driving
+from cost.ledger.sweep_lock import sweep_lock
 from sweeps.config.build import ConfigError, compose
 from sweeps.driver import driver
 from sweeps.driver.driver import run
@@ -119,6 +119,6 @@ def test_a_machine_that_another_sweep_is_giving_back_is_not_taken_up(tmp_path):
     with Ledger.open(ledger, FakeClock(utc=last_ns + 1)) as opened:
         release_requests.note_requested(opened, state.lease.lease_id, "down")
     again = configuration(tmp_path, "resume=never")
-    with driving(ledger, state.sweeps[0]), pytest.raises(ConfigError, match=r"\(process \d+ .*\) is giving it back"):
+    with sweep_lock(ledger, state.sweeps[0]), pytest.raises(ConfigError, match=r"\(process \d+ .*\) is giving it back"):
         run(again)
     assert run(again) == 0

@@ -15,7 +15,7 @@ import pytest
 from cost.ledger.ledger import Ledger
 from rl.spec import Command, StepReport
 from sweeps.config.build import compose
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
 from sweeps.journal.journal import TrialState, load, sweep_ids
 from sweeps.machines.preemption import CommandProbe, Ec2Probe, FileProbe, GcpProbe, Probe, Watch, probe_of
@@ -141,14 +141,14 @@ def test_a_sweep_that_gets_notice_exits_130_says_why_and_can_be_resumed(tmp_path
 def test_sigterm_lets_trials_write_a_checkpoint_too(tmp_path, tracking, monkeypatch, capsys):
     first = [True]
 
-    def terminated(host: SweepHost, *arguments) -> Command:
+    def terminated(host: SweepController, *arguments) -> Command:
         if isinstance(arguments[-1], StepReport) and first:
             first.clear()
             os.kill(os.getpid(), signal.SIGTERM)
         return on_message(host, *arguments)
 
-    on_message = SweepHost.on_message
-    monkeypatch.setattr(SweepHost, "on_message", terminated)
+    on_message = SweepController.on_message
+    monkeypatch.setattr(SweepController, "on_message", terminated)
     typed = ["+stage=smoke", "trainer=simulated", "search.prompts_per_step=[2]", f"paths.root={tmp_path}", tracking]
     assert run(compose(typed)) == 130
     assert "Stopping (preempted: SIGTERM)" in capsys.readouterr().out

@@ -99,7 +99,7 @@ def test_what_lies_on_the_machine_only_keeps_it_unless_told_otherwise_or_its_dis
     assert not (tmp_path / "gone").exists()
     assert ledger.lease_state(lease_id).to_ns is None
     stopped = release.leave(
-        machine(down="stop"), ledger, lease_id, "s1", ["x"], down=lambda *_: release.Down(False, "?")
+        machine(down="stop"), ledger, lease_id, "s1", ["x"], down=lambda *_: release.ReleaseOutcome(False, "?")
     )
     assert "was asked to go" in stopped
     release.leave(dataclasses.replace(command, down_unsaved=True), ledger, lease_id, "s1", ["x"])
@@ -129,7 +129,7 @@ def test_ec2_is_asked_until_it_says_that_the_instance_is_gone(hook, operation, s
             stub.add_response("describe_instances", _instance(name), ids)
         result = release.take_down(machine(down=hook, provider="aws"), "i-0123456789abcdef0", client)
         stub.assert_no_pending_responses()
-    assert result == release.Down(True, f"EC2 says that i-0123456789abcdef0 is {state}")
+    assert result == release.ReleaseOutcome(True, f"EC2 says that i-0123456789abcdef0 is {state}")
 
 
 def test_an_instance_that_ec2_never_reports_gone_is_not_confirmed(monkeypatch):
@@ -197,10 +197,10 @@ def test_without_down_a_rented_machine_is_told_with_its_price_and_own_hardware_i
 def test_a_sweep_that_comes_while_the_machine_goes_keeps_its_lease_open(held):
     ledger, lease_id = held
 
-    def down(*_: object) -> release.Down:
+    def down(*_: object) -> release.ReleaseOutcome:
         ledger.attach(lease_id, "s2")
         ledger.start_usage(UsageKey(lease_id, "t1", 1), "s2", Decimal(1), {})
-        return release.Down(True, "its command ended with exit code 0")
+        return release.ReleaseOutcome(True, "its command ended with exit code 0")
 
     told = release.leave(machine(down="true"), ledger, lease_id, "s1", [], down=down)
     assert "RELEASE_UNCONFIRMED" in told

@@ -16,7 +16,7 @@ from cost.ledger.ledger import Ledger
 from rl.trainers.simulated_curves import State, accuracy, learnt_in_a_step
 from sweeps.cli.main import app
 from sweeps.config.build import compose
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.driver.resume import end_lost_attempts
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.journal.journal import AttemptRecord, Journal, SweepRecord, TrialRecord, TrialState, load, sweep_events
@@ -187,7 +187,7 @@ def resumed(sweep: Sweep, folder: Path) -> Sweep:
     journal = Journal(ledger, SWEEP)
     end_lost_attempts(journal)
     settings = {"cards": cfg.machine.cards, "view": Silent(), "sweep_dir": folder}
-    host = SweepHost(cfg, ledger=ledger, journal=journal, lease_id="lease-1", **settings)
+    host = SweepController(cfg, ledger=ledger, journal=journal, lease_id="lease-1", **settings)
     return Sweep(cfg, clock, ledger, journal, host, InProcessExecutor(clock))
 
 

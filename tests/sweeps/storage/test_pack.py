@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from cost.ledger.ledger import Ledger
 from sweeps.cli.main import app
 from sweeps.config.build import CONF_DIR, compose
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import EXIT_GATE, EXIT_INTERRUPTED, run
 from sweeps.journal.journal import load, sweep_ids
 from sweeps.journal.messages import steps_of
@@ -127,7 +127,7 @@ def test_ledgers_on_a_server_here_and_there(home, archive, tmp_path, postgres):
 
 def test_an_unfinished_sweep_goes_on_there_and_is_finished_at_home(tmp_path, monkeypatch, capsys):
     home, box, said = tmp_path / "home", tmp_path / "box", []
-    on_message = SweepHost.on_message
+    on_message = SweepController.on_message
 
     def until_the_18th(self, *args):
         said.append(args)
@@ -136,7 +136,7 @@ def test_an_unfinished_sweep_goes_on_there_and_is_finished_at_home(tmp_path, mon
         return on_message(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SweepHost, "on_message", until_the_18th)
+        patch.setattr(SweepController, "on_message", until_the_18th)
         assert stage("smoke", home, "trainer.checkpoint_every_steps=5") == EXIT_INTERRUPTED
     sweeps("pack", "--root", home, "--out", tmp_path / "box.tar")
     shutil.move(home, tmp_path / "out-of-reach")

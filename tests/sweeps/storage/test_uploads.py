@@ -13,7 +13,7 @@ from cost.copies.s3 import Bucket, connected
 from cost.ledger.ledger import Ledger
 from sweeps.config.build import ConfigError, compose
 from sweeps.config.types import SweepConfig
-from sweeps.driver.controller import SweepHost
+from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import EXIT_INTERRUPTED, run
 from sweeps.journal.journal import SweepRecord, load, sweep_ids
 from sweeps.journal.messages import steps_of
@@ -44,7 +44,7 @@ def config(root: Path, bucket: Bucket, *overrides: str, endpoint: str = "", stor
 def interrupted_after(monkeypatch, messages: int) -> None:
     """As Ctrl-C does, once trainers have said so many words. Off again at the next call of `undo`."""
     said = []
-    on_message = SweepHost.on_message
+    on_message = SweepController.on_message
 
     def counted(self, *args: Any) -> Any:
         said.append(args)
@@ -52,7 +52,7 @@ def interrupted_after(monkeypatch, messages: int) -> None:
             raise KeyboardInterrupt
         return on_message(self, *args)
 
-    monkeypatch.setattr(SweepHost, "on_message", counted)
+    monkeypatch.setattr(SweepController, "on_message", counted)
 
 
 def the_sweep(database: str | Path) -> tuple[str, SweepRecord]:
