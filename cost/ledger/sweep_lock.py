@@ -1,8 +1,8 @@
 """The lock of a sweep: one driver at a time, for as long as its process lives.
 
-For a SQLite ledger, a file beside the ledger is locked. On a PostgreSQL server, a connection of its own takes an advisory
-lock. The lock ends with the process that holds it, so a killed driver blocks nobody. A PostgreSQL server needs up to half
-a minute to notice that a host is gone.
+For a SQLite ledger, a file beside the ledger is locked. On a PostgreSQL server, a connection of its own takes an
+advisory lock. The lock ends with the process that holds it, so a killed driver blocks nobody. A PostgreSQL server needs
+up to half a minute to notice that a host is gone.
 """
 
 from __future__ import annotations
