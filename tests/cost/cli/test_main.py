@@ -277,7 +277,7 @@ def test_an_unpriced_machine_is_opened_only_when_told_and_shown_as_unpriced(tmp_
 
 def test_help_needs_nothing_heavy():
     code = (
-        "import sys; from cost.cli import app; "
+        "import sys; from cost.cli.main import app; "
         "print([m for m in ('sqlalchemy', 'alembic', 'rich.table', 'pandas', 'numpy', 'torch') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
