@@ -17,7 +17,7 @@ from cost.bills import commitment_purchases
 from cost.bills.differences import APART, DAY_NS, KIND, NS, Cause, Comparison, Reconciliation
 from cost.bills.reader import Bill, BillLine, period_of
 from cost.charges import commitments
-from cost.charges.attribution import Line, attribute
+from cost.charges.attribution import CostLine, attribute
 from cost.prices.billing import BillingRule, load_rules, rule_for
 from cost.prices.book import PriceBook, PriceRow, pico_per_hour
 from cost.prices.fx import Conversion, Rate, convert, rate_notes
@@ -33,7 +33,7 @@ _MATCH_SLACK_NS = 3600 * NS
 class _Books:
     """What the ledger says: lines cut at days, and the prices."""
 
-    lines: dict[str, list[Line]]
+    lines: dict[str, list[CostLine]]
     book: PriceBook
     rates: Sequence[Rate]
     rules: Sequence[BillingRule]
@@ -57,21 +57,21 @@ def reconcile(
     cuts = list(range(first, last + DAY_NS, DAY_NS))
     rules = load_rules(book.folder) if rules is None else rules
     found = attribute(ledger, book, now_ns, cuts=cuts, rules=rules)
-    by_lease: dict[str, list[Line]] = defaultdict(list)
+    by_lease: dict[str, list[CostLine]] = defaultdict(list)
     for line in found.lines:
         if first <= line.from_ns < last and on_a_bill(line):
             by_lease[line.lease.lease_id].append(line)
     states = {s.lease.lease_id: s for s in found.leases}
     books = _Books(by_lease, book, rates, rules)
     notes: list[Conversion] = []
-    bought, rest = commitment_purchases.match(bill, commitments.load(ledger))
+    bought, rest = commitment_purchases.match(bill, commitments.load_commitments(ledger))
     comparisons = commitment_purchases.compare(bill, bought, rates, notes)
     matched, missing = _match(bill, rest, found.leases)
     for lease_id, lines in matched.items():
         comparisons += _compare_lease(books, states[lease_id].lease, lines, (first, last), notes)
     providers = {states[lease_id].lease.provider for lease_id in matched} | {bill.map.provider} - {""}
     providers |= {one.provider for one, _ in bought}
-    unbilled = commitment_purchases.not_on(bill, commitments.load(ledger), bought, providers)
+    unbilled = commitment_purchases.not_on(bill, commitments.load_commitments(ledger), bought, providers)
     for lease_id, lines in by_lease.items():
         pico = sum(line.pico for line in lines)
         lease = states[lease_id].lease
@@ -80,7 +80,7 @@ def reconcile(
     return Reconciliation(bill, tuple(comparisons), tuple(missing), tuple(unbilled), rate_notes(notes))
 
 
-def on_a_bill(line: Line) -> bool:
+def on_a_bill(line: CostLine) -> bool:
     """Whether it is charged for itself: not own hardware, not simulated, not paid for by a commitment's purchase."""
     return not line.imputed and not line.lease.simulated and not line.commitment
 
@@ -120,7 +120,7 @@ def _compare_lease(
 ) -> list[Comparison]:
     daily = all(line.from_ns // DAY_NS == (max(line.to_ns, line.from_ns + 1) - 1) // DAY_NS for line in lines)
     billed: dict[tuple[int, str], list[BillLine]] = defaultdict(list)
-    booked: dict[tuple[int, str], list[Line]] = defaultdict(list)
+    booked: dict[tuple[int, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         day = line.from_ns // DAY_NS if daily else 0
         billed[day, KIND.get(line.kind, line.kind)].append(line)
@@ -140,7 +140,7 @@ def _compare(
     kind: str,
     span: tuple[int, int],
     billed: list[BillLine],
-    booked: list[Line],
+    booked: list[CostLine],
     notes: list[Conversion],
 ) -> Comparison:
     foreign = any(line.currency != lease.currency for line in billed)
@@ -161,7 +161,7 @@ def _compare(
     return replace(made, causes=tuple(_explain(books, made, billed, booked, foreign)))
 
 
-def _who_says(made: Comparison, booked: Sequence[Line]) -> str:
+def _who_says(made: Comparison, booked: Sequence[CostLine]) -> str:
     """A sentence on a charge that is not machine time: who has it, and whether a person entered it."""
     entered = " (entered by hand with `cost correct`)" if any("by_hand" in line.flags for line in booked) else ""
     if not made.bill_pico:
@@ -176,7 +176,9 @@ def taken_back(done: Reconciliation) -> list[Comparison]:
     return [one for one in done.comparisons if one.by_hand_pico and one.difference]
 
 
-def _explain(books: _Books, made: Comparison, billed: list[BillLine], booked: list[Line], foreign: bool) -> list[Cause]:
+def _explain(
+    books: _Books, made: Comparison, billed: list[BillLine], booked: list[CostLine], foreign: bool
+) -> list[Cause]:
     """Causes of a difference in machine time; they sum to it."""
     lease, difference = made.lease, made.difference
     tolerance = _tolerance(books.rules, lease, billed)
@@ -223,7 +225,7 @@ def _time_cause(pico: int, hours: Fraction, lines: int) -> Cause:
     return Cause("unbilled_time", pico, f"{float(-hours):.4f} h in the books that are not on the bill")
 
 
-def _without_hours(books: _Books, made: Comparison, booked: list[Line], foreign: bool) -> Cause:
+def _without_hours(books: _Books, made: Comparison, booked: list[CostLine], foreign: bool) -> Cause:
     """The bill gives no time: is it another price of the book, or the exchange rate?"""
     lease = made.lease
     rows = {line.price for line in booked if line.price is not None}
@@ -253,7 +255,7 @@ def _bill_hours(billed: Iterable[BillLine], cards: int) -> Fraction | None:
     return total / 3600
 
 
-def _book_hours(booked: Iterable[Line], lease: Lease) -> Fraction:
+def _book_hours(booked: Iterable[CostLine], lease: Lease) -> Fraction:
     """Hours of the machine that were charged: cost over the price of an hour, line by line."""
     hourly: dict[PriceRow, Fraction] = {}
     total = Fraction(0)

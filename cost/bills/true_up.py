@@ -15,8 +15,8 @@ from cost.bills.commitment_purchases import PURCHASE
 from cost.bills.differences import APART, DAY_NS, Cause, Comparison, Reconciliation
 from cost.bills.reader import Bill, period_of
 from cost.bills.reconcile import on_a_bill
-from cost.charges.attribution import BY_BILL, Line, attribute
-from cost.charges.charge_status import note_invoice
+from cost.charges.attribution import BY_BILL, CostLine, attribute
+from cost.charges.charge_status import record_invoice
 from cost.money import largest_remainder
 from cost.periods import period_name
 from cost.prices.billing import BillingRule
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
 
 
-def corrections(done: Reconciliation, ledger_lines: Sequence[Line]) -> list[Correction]:
+def corrections(done: Reconciliation, ledger_lines: Sequence[CostLine]) -> list[Correction]:
     """Entries that make each compared lease cost what the bill says, down to each trial.
 
     A difference of price or rounding is spread over what it was a price of; machine time that the books did not know
     is idle, time that was not billed goes back to those it was booked to. Ids follow from bill, lease, day and cause,
     so that writing them twice changes nothing. `ledger_lines` are those the comparison was made of.
     """
-    by_lease: dict[str, list[Line]] = defaultdict(list)
+    by_lease: dict[str, list[CostLine]] = defaultdict(list)
     for line in ledger_lines:
         by_lease[line.lease.lease_id].append(line)
     found = []
@@ -51,7 +51,7 @@ def corrections(done: Reconciliation, ledger_lines: Sequence[Line]) -> list[Corr
     return found
 
 
-def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[Line]) -> list[Correction]:
+def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[CostLine]) -> list[Correction]:
     # By month too: a bill of several days says not which of them it means, but what is due in a month stays in it.
     weights: dict[tuple[str, str, str, int, str], int] = defaultdict(int)
     began: dict[str, int] = {}
@@ -114,5 +114,5 @@ def apply(
             spans[one.lease.lease_id].append((one.from_ns, one.to_ns))
     with ledger.transaction():
         written = [one for one in corrections(done, within) if ledger.add_correction(one)]
-        note_invoice(ledger, done.bill.sha256, spans, done.bill.invoice)
+        record_invoice(ledger, done.bill.sha256, spans, done.bill.invoice)
     return written

@@ -19,7 +19,7 @@ from math import floor
 from sqlalchemy import func, select
 
 from cost.charges.attribution import attribute
-from cost.charges.lease_charge import charged, load_charge_inputs, rules_of, tax_rate
+from cost.charges.lease_charge import billing_rules, charge_lease, load_charge_inputs, tax_rate
 from cost.clock import NS_PER_SECOND
 from cost.ledger import queries, schema
 from cost.ledger.ledger import Ledger
@@ -231,19 +231,19 @@ class Spending:
         for one in attachments:
             sweeps[one.lease_id].add(one.sweep_id)
         other = load_charge_inputs(self._ledger, self._book, states, now_ns)
-        rules = rules_of(self._book) if self._rules is None else self._rules
+        rules = billing_rules(self._book) if self._rules is None else self._rules
         for state in new:
             lease_id = state.lease.lease_id
             # Another driver's clock may be ahead, a simulated one's far: what it has held by then is held.
             at_ns = max(now_ns, state.last_heartbeat_ns)
             held = frozenset(sweeps[lease_id])
-            segments, rows = charged(state, self._book, rules, at_ns, other)
+            segments, rows = charge_lease(state, self._book, rules, at_ns, other)
             if not all(segment.price_hash for segment in segments):
                 self.unpriced[lease_id] = state.lease.sku
             self._charges[lease_id] = _charge(state, held, segments, rows, at_ns)
             if now_ns == self._full_ns:
                 if at_ns != now_ns:
-                    segments, rows = charged(state, self._book, rules, now_ns, other)
+                    segments, rows = charge_lease(state, self._book, rules, now_ns, other)
                 self._at_full[lease_id] = _charge(state, held, segments, rows, now_ns).total
 
     def _is_final(self, state: LeaseState) -> bool:

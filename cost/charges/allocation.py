@@ -34,7 +34,7 @@ CATEGORIES = (*PHASES, "lost_work", *(name for name in OVERHEADS if name not in 
 
 
 @dataclass(frozen=True)
-class UsageFacts:
+class ReportedUsage:
     """A usage with what its trial reported. `number` identifies it; durations are card-nanoseconds by phase."""
 
     number: int
@@ -45,16 +45,16 @@ class UsageFacts:
 
 
 @dataclass(frozen=True)
-class LeaseFacts:
+class LeaseHistory:
     """All that happened on one lease."""
 
     state: LeaseState
     attachments: tuple[Attachment, ...]
-    usages: tuple[UsageFacts, ...]
+    usages: tuple[ReportedUsage, ...]
 
 
 @dataclass(frozen=True)
-class Share:
+class AllocatedCost:
     """A part of one segment's charge. Without a trial it is overhead; without a sweep nobody is answerable for it."""
 
     lease_id: str
@@ -73,14 +73,14 @@ class Share:
 class Allocation:
     """The shares of a lease: they sum to its segments, one by one."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[AllocatedCost, ...]
     oversubscribed_ns: int
     """How long more cards were claimed than the machine has."""
     over_reported: tuple[int, ...]
     """Numbers of the usages whose trial reported more card time than it held."""
 
 
-def allocate(facts: LeaseFacts, segments: Sequence[Segment]) -> Allocation:
+def allocate(facts: LeaseHistory, segments: Sequence[Segment]) -> Allocation:
     """Split every segment of a lease's charge. Segments of machine time are split by who held the cards then, or, while
     the machine was stopped, by who was attached; any other goes, as a whole, to the sweeps that were attached last.
 
@@ -92,7 +92,7 @@ def allocate(facts: LeaseFacts, segments: Sequence[Segment]) -> Allocation:
     end_ns = max((s.to_ns for s in segments if s.category in TIMED), default=facts.state.from_ns)
     splits = {u.number: phase_weights(u, end_ns) for u in facts.usages}
     by_number = {u.number: u for u in facts.usages}
-    shares: list[Share] = []
+    shares: list[AllocatedCost] = []
     for position, index in enumerate(machine):
         held = weights[position] if segments[index].category == "machine" else _stopped(weights[position])
         keys = list(held)
@@ -110,7 +110,7 @@ _Key = tuple[int, str, str]
 """(usage number, "", "") for cards held by an attempt, (0, sweep, category) for cards that nobody holds."""
 
 
-def _weights(facts: LeaseFacts, spans: Sequence[tuple[int, int]]) -> tuple[list[dict[_Key, int]], int]:
+def _weights(facts: LeaseHistory, spans: Sequence[tuple[int, int]]) -> tuple[list[dict[_Key, int]], int]:
     """For each span, who answers for how many micro-card-nanoseconds of it. They sum to cards x length."""
     if not spans:
         return [], 0
@@ -125,8 +125,8 @@ def _weights(facts: LeaseFacts, spans: Sequence[tuple[int, int]]) -> tuple[list[
         if idle.to_ns > idle.from_ns:
             idle_begins[idle.from_ns].append(idle)
             idle_ends[idle.to_ns].append(idle)
-    begins: dict[int, list[UsageFacts]] = defaultdict(list)
-    ends: dict[int, list[UsageFacts]] = defaultdict(list)
+    begins: dict[int, list[ReportedUsage]] = defaultdict(list)
+    ends: dict[int, list[ReportedUsage]] = defaultdict(list)
     edges = {edge for span in spans for edge in span}
     for one in facts.usages:
         to_ns = last if one.usage.to_ns is None else one.usage.to_ns
@@ -201,7 +201,7 @@ class _Idle:
         return "teardown" if at_ns >= self._done else "idle"
 
 
-def phase_weights(facts: UsageFacts, end_ns: int) -> dict[str, int]:
+def phase_weights(facts: ReportedUsage, end_ns: int) -> dict[str, int]:
     """Categories of a usage's card time, in micro-card-nanoseconds.
 
     What the trial did not report is `other`. On an attempt after the first, startup is `recovery`. Where the attempt
@@ -220,38 +220,38 @@ def phase_weights(facts: UsageFacts, end_ns: int) -> dict[str, int]:
     return {name: weight for name, weight in weights.items() if weight}
 
 
-def _reported(facts: UsageFacts) -> int:
+def _reported(facts: ReportedUsage) -> int:
     return sum(facts.phases.values()) * MICRO_PER_CARD
 
 
-def _held(facts: UsageFacts, end_ns: int) -> int:
+def _held(facts: ReportedUsage, end_ns: int) -> int:
     to_ns = max(end_ns, facts.usage.from_ns) if facts.usage.to_ns is None else facts.usage.to_ns
     return int(facts.usage.cards * MICRO_PER_CARD) * (to_ns - facts.usage.from_ns)
 
 
 def _shares_of(
-    facts: LeaseFacts,
-    by_number: Mapping[int, UsageFacts],
+    facts: LeaseHistory,
+    by_number: Mapping[int, ReportedUsage],
     splits: Mapping[int, Mapping[str, int]],
     key: _Key,
     pico: int,
     micro_card_ns: int,
     segment: int,
-) -> list[Share]:
+) -> list[AllocatedCost]:
     number, sweep_id, category = key
     lease_id = facts.state.lease.lease_id
     if not number:
-        return [Share(lease_id, sweep_id, "", 0, category, pico, micro_card_ns, segment)]
+        return [AllocatedCost(lease_id, sweep_id, "", 0, category, pico, micro_card_ns, segment)]
     usage, split = by_number[number].usage, splits[number]
     pico_parts = largest_remainder(pico, list(split.values()))
     time_parts = largest_remainder(micro_card_ns, list(split.values()))
     return [
-        Share(lease_id, usage.sweep_id, usage.key.trial_id, usage.key.attempt, name, part, time_part, segment)
+        AllocatedCost(lease_id, usage.sweep_id, usage.key.trial_id, usage.key.attempt, name, part, time_part, segment)
         for name, part, time_part in zip(split, pico_parts, time_parts, strict=True)
     ]
 
 
-def _to_last_sweeps(facts: LeaseFacts, segment: Segment, index: int) -> list[Share]:
+def _to_last_sweeps(facts: LeaseHistory, segment: Segment, index: int) -> list[AllocatedCost]:
     """What was counted belongs to those who held the machine last; what a billing rule adds, to the last before it."""
     lease_id, mine, end = facts.state.lease.lease_id, facts.attachments, None
     if segment.category == "billing_increment":
@@ -263,6 +263,6 @@ def _to_last_sweeps(facts: LeaseFacts, segment: Segment, index: int) -> list[Sha
     sweeps = sorted({a.sweep_id for a in last}) or [""]
     parts = largest_remainder(segment.pico, [1] * len(sweeps))
     return [
-        Share(lease_id, sweep_id, "", 0, segment.category, part, 0, index)
+        AllocatedCost(lease_id, sweep_id, "", 0, segment.category, part, 0, index)
         for sweep_id, part in zip(sweeps, parts, strict=True)
     ]

@@ -15,10 +15,17 @@ from math import floor
 from sqlalchemy import Connection, select
 
 from cost.charges import commitments
-from cost.charges.allocation import Allocation, LeaseFacts, Share, UsageFacts, allocate
-from cost.charges.charge_status import Spans, invoice_ids, invoiced_spans, status_at
-from cost.charges.lease_charge import charged, cut, load_charge_inputs, rates_of, rules_of, tax_rate
-from cost.charges.price_kinds import Kinds, PriceKinds
+from cost.charges.allocation import AllocatedCost, Allocation, LeaseHistory, ReportedUsage, allocate
+from cost.charges.charge_status import Spans, invoice_numbers, invoiced_spans, status_at
+from cost.charges.lease_charge import (
+    billing_rules,
+    charge_lease,
+    cut_segments,
+    load_charge_inputs,
+    pico_per_ns_of,
+    tax_rate,
+)
+from cost.charges.price_kinds import AlternativePrices, PriceKindAmounts
 from cost.ledger import queries, schema
 from cost.ledger.journal import Journal
 from cost.money import largest_remainder
@@ -33,7 +40,7 @@ BY_HAND = ("by_hand", "corrected")
 
 
 @dataclass(frozen=True)
-class Line:
+class CostLine:
     """A part of what a lease cost: one category, one holder, one stretch of time at one price."""
 
     lease: Lease
@@ -59,7 +66,7 @@ class Line:
     """Of a purchase: what was paid."""
     bought_micro_card_ns: int = 0
     """Of a purchase: the card time that was bought."""
-    kinds: Kinds | None = None
+    kinds: PriceKindAmounts | None = None
     """What it comes to at list, contracted and effective prices; None: at all of them what it cost."""
     rate: str = ""
     """Where its amounts were converted: the exchange rate, its day and its source, in words."""
@@ -90,10 +97,10 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Lines:
+class Attribution:
     """The lines of some leases. For each lease they sum to its charge with its corrections."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[CostLine, ...]
     usages: dict[tuple[str, UsageKey], Usage]
     """By sweep and key."""
     leases: tuple[LeaseState, ...]
@@ -111,7 +118,7 @@ def attribute(
     rules: Sequence[BillingRule] | None = None,
     as_of_ns: int | None = None,
     by_phase: bool = True,
-) -> Lines:
+) -> Attribution:
     """All lines of all leases, or of those that a sweep was attached to (other sweeps' lines on them included).
 
     No line crosses one of `cuts` (sorted instants). `as_of_ns`: only what had been written down by then counts. Without
@@ -120,28 +127,28 @@ def attribute(
     Raises:
         PriceError: a price or a billing rule is missing that the lease had when it was opened.
     """
-    rules = rules_of(book) if rules is None else rules
+    rules = billing_rules(book) if rules is None else rules
     invoiced = invoiced_spans(ledger, as_of_ns)
     with ledger.read() as connection:
         everything = _read(connection, sweep_id, as_of_ns, by_phase)
         states = queries.lease_states(connection, as_of_ns=as_of_ns)
         lines = _corrections(connection, everything, as_of_ns, invoiced)
     other = load_charge_inputs(ledger, book, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
-    found: list[Line] = [] if sweep_id is not None else _unused_lines(other.used, now_ns, invoiced)
+    found: list[CostLine] = [] if sweep_id is not None else _unused_lines(other.used, now_ns, invoiced)
     usages: dict[tuple[str, UsageKey], Usage] = {}
     for one in everything:
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
-        whole, rows = charged(one.state, book, rules, now_ns, other)
+        whole, rows = charge_lease(one.state, book, rules, now_ns, other)
         spans = invoiced.get(one.state.lease.lease_id, ())
-        others = PriceKinds(one.state.lease, rows, book)
+        others = AlternativePrices(one.state.lease, rows, book)
         edges = sorted({*cuts, *(edge for span in spans for edge in span), *others.edges})
-        segments = cut(whole, edges, rates_of(one.state.lease, rows))
+        segments = cut_segments(whole, edges, pico_per_ns_of(one.state.lease, rows))
         statuses = [status_at(one.state, s.from_ns, spans) for s in segments]
         kinds = others.of(segments, [bool(_commitment(s)) for s in segments])
         flags = ("unknown_commitment",) if one.state.lease.lease_id in other.used.unknown else ()
         found += _lines(one, _Parts(segments, statuses, kinds, flags), rows, allocate(one, segments))
-    numbers = invoice_ids(ledger, as_of_ns)
-    return Lines((*found, *lines), usages, tuple(one.state for one in everything), numbers)
+    numbers = invoice_numbers(ledger, as_of_ns)
+    return Attribution((*found, *lines), usages, tuple(one.state for one in everything), numbers)
 
 
 def _commitment(segment: Segment) -> str:
@@ -149,11 +156,11 @@ def _commitment(segment: Segment) -> str:
     return name.removeprefix(commitments.PREFIX) if name.startswith(commitments.PREFIX) else ""
 
 
-def _unused_lines(used: commitments.Usage, now_ns: int, invoiced: Spans) -> list[Line]:
+def _unused_lines(used: commitments.CommitmentUsage, now_ns: int, invoiced: Spans) -> list[CostLine]:
     """What was bought, when it was, and what of it nobody used."""
     found = []
     for one in used.bought:
-        line = Line(one.lease, "", "", 0, "purchase", 0, 0, one.from_ns, one.from_ns, None, False)
+        line = CostLine(one.lease, "", "", 0, "purchase", 0, 0, one.from_ns, one.from_ns, None, False)
         status = "invoiced" if invoiced.get(one.lease.lease_id) else "provisional"
         bought = one.cards * schema.MICRO_PER_CARD * (one.to_ns - one.from_ns)
         more = {"paid_pico": one.price.pico, "bought_micro_card_ns": bought}
@@ -162,7 +169,7 @@ def _unused_lines(used: commitments.Usage, now_ns: int, invoiced: Spans) -> list
         one = rest.commitment
         status = "estimated" if now_ns < one.to_ns else "provisional"
         found.append(
-            Line(
+            CostLine(
                 *(one.lease, "", "", 0, "unused_commitment", rest.pico, rest.micro_card_ns),
                 *(rest.from_ns, rest.to_ns, None, False, (), status, one.name),
             )
@@ -170,7 +177,7 @@ def _unused_lines(used: commitments.Usage, now_ns: int, invoiced: Spans) -> list
     return found
 
 
-def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None, by_phase: bool) -> list[LeaseFacts]:
+def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None, by_phase: bool) -> list[LeaseHistory]:
     lease_ids: list[str] | None = None
     if sweep_id is not None:
         query = select(schema.attachment.c.lease_id).where(schema.attachment.c.sweep_id == sweep_id).distinct()
@@ -186,12 +193,12 @@ def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None, by
     if by_phase:
         phases = queries.phase_totals(connection, lease_ids=lease_ids, as_of_ns=as_of_ns)
         lost = queries.phase_totals_after_checkpoint(connection, sorted(DIED), lease_ids=lease_ids, as_of_ns=as_of_ns)
-    usages: dict[str, list[UsageFacts]] = {}
+    usages: dict[str, list[ReportedUsage]] = {}
     for number, usage in queries.usages(connection, lease_ids=lease_ids, as_of_ns=as_of_ns).items():
         of_lease = usages.setdefault(usage.key.lease_id, [])
-        of_lease.append(UsageFacts(number, usage, phases.get(number, {}), lost.get(number, {})))
+        of_lease.append(ReportedUsage(number, usage, phases.get(number, {}), lost.get(number, {})))
     return [
-        LeaseFacts(s, tuple(attachments.get(s.lease.lease_id, ())), tuple(usages.get(s.lease.lease_id, ())))
+        LeaseHistory(s, tuple(attachments.get(s.lease.lease_id, ())), tuple(usages.get(s.lease.lease_id, ())))
         for s in states
     ]
 
@@ -202,16 +209,16 @@ class _Parts:
 
     segments: Sequence[Segment]
     statuses: Sequence[str]
-    kinds: Sequence[Kinds | None]
+    kinds: Sequence[PriceKindAmounts | None]
     flags: tuple[str, ...]
     """Of all of it."""
 
 
-def _lines(one: LeaseFacts, parts: _Parts, rows: dict[str, PriceRow], allocation: Allocation) -> list[Line]:
+def _lines(one: LeaseHistory, parts: _Parts, rows: dict[str, PriceRow], allocation: Allocation) -> list[CostLine]:
     lease, segments = one.state.lease, parts.segments
     over = {(u.usage.sweep_id, u.usage.key) for u in one.usages if u.number in allocation.over_reported}
     of_lease = (*parts.flags, "oversubscribed") if allocation.oversubscribed_ns else parts.flags
-    found: list[Line] = []
+    found: list[CostLine] = []
     by_segment: list[dict[str, int]] = [{} for _ in segments]
     kinds = _split_kinds(parts.kinds, allocation.shares)
     for share, of_share in zip(allocation.shares, kinds, strict=True):
@@ -219,7 +226,7 @@ def _lines(one: LeaseFacts, parts: _Parts, rows: dict[str, PriceRow], allocation
         key = UsageKey(share.lease_id, share.trial_id, share.attempt)
         flags = (*of_lease, "over_reported") if (share.sweep_id, key) in over else of_lease
         price = rows.get(segment.price_hash)
-        line = Line(
+        line = CostLine(
             *(lease, share.sweep_id, share.trial_id, share.attempt, share.category, share.pico, share.micro_card_ns),
             *(segment.from_ns, segment.to_ns, price, not segment.price_hash, flags, parts.statuses[share.segment]),
             commitment=_commitment(segment),
@@ -231,9 +238,11 @@ def _lines(one: LeaseFacts, parts: _Parts, rows: dict[str, PriceRow], allocation
     return [*found, *_tax(lease, parts, rows, by_segment)]
 
 
-def _split_kinds(kinds: Sequence[Kinds | None], shares: Sequence[Share]) -> list[Kinds | None]:
+def _split_kinds(
+    kinds: Sequence[PriceKindAmounts | None], shares: Sequence[AllocatedCost]
+) -> list[PriceKindAmounts | None]:
     """What each share comes to at each kind of price: its part of its segment's, by card time or by cost."""
-    found: list[Kinds | None] = [None] * len(shares)
+    found: list[PriceKindAmounts | None] = [None] * len(shares)
     mine: dict[int, list[int]] = {}
     for position, share in enumerate(shares):
         if kinds[share.segment] is not None:
@@ -248,9 +257,11 @@ def _split_kinds(kinds: Sequence[Kinds | None], shares: Sequence[Share]) -> list
     return found
 
 
-def _tax(lease: Lease, parts: _Parts, rows: dict[str, PriceRow], by_segment: Sequence[dict[str, int]]) -> list[Line]:
+def _tax(
+    lease: Lease, parts: _Parts, rows: dict[str, PriceRow], by_segment: Sequence[dict[str, int]]
+) -> list[CostLine]:
     """Tax that comes on top of the prices, in proportion to what each sweep pays before it; at each kind of price."""
-    found: list[Line] = []
+    found: list[CostLine] = []
     running = [Fraction(0)] * 4
     every = zip(parts.segments, parts.kinds, by_segment, parts.statuses, strict=True)
     for segment, kinds, totals, status in every:
@@ -267,10 +278,12 @@ def _tax(lease: Lease, parts: _Parts, rows: dict[str, PriceRow], by_segment: Seq
         if not tax:
             continue
         weights = list(totals.values())
-        of_sweeps = [None] * len(weights) if kinds is None else Kinds(listed, contracted, effective).split(weights)
+        of_sweeps = (
+            [None] * len(weights) if kinds is None else PriceKindAmounts(listed, contracted, effective).split(weights)
+        )
         for sweep_id, pico, of_sweep in zip(totals, largest_remainder(tax, weights), of_sweeps, strict=True):
             found.append(
-                Line(
+                CostLine(
                     *(lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, False),
                     status=status,
                     kinds=of_sweep,
@@ -280,15 +293,15 @@ def _tax(lease: Lease, parts: _Parts, rows: dict[str, PriceRow], by_segment: Seq
 
 
 def _corrections(
-    connection: Connection, everything: Sequence[LeaseFacts], as_of_ns: int | None, invoiced: Spans
-) -> list[Line]:
+    connection: Connection, everything: Sequence[LeaseHistory], as_of_ns: int | None, invoiced: Spans
+) -> list[CostLine]:
     states = {one.state.lease.lease_id: one.state for one in everything}
     table = schema.correction
     query = select(table).order_by(table.c.written_ns, table.c.correction_id)
     if as_of_ns is not None:
         query = query.where(table.c.written_ns <= as_of_ns)
     return [
-        Line(
+        CostLine(
             *(states[row.lease_id].lease, row.sweep_id, row.trial_id, row.attempt, row.category, row.pico, 0),
             *(row.at_ns, row.at_ns, None, False, ("corrected",) if row.correction_id.startswith(BY_BILL) else BY_HAND),
             status_at(states[row.lease_id], row.at_ns, invoiced.get(row.lease_id, ())),

@@ -22,7 +22,7 @@ Spans = Mapping[str, Sequence[tuple[int, int]]]
 """By lease: from and to, in nanoseconds UTC, of what a bill was about."""
 
 
-def note_invoice(ledger: Journal, bill_sha256: str, spans: Spans, invoice: str = "") -> None:
+def record_invoice(ledger: Journal, bill_sha256: str, spans: Spans, invoice: str = "") -> None:
     """A bill has been applied to these stretches of these leases. Again: nothing changes. `invoice`: its number."""
     for lease_id, mine in spans.items():
         found = sorted(set(mine))
@@ -42,7 +42,7 @@ def invoiced_spans(ledger: Journal, as_of_ns: int | None = None) -> dict[str, li
     return dict(found)
 
 
-def invoice_ids(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[tuple[int, int, str]]]:
+def invoice_numbers(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[tuple[int, int, str]]]:
     """By lease: from, to, and the number of the invoice that was applied to it, the latest first."""
     found: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for event in ledger.events(STREAM):
@@ -58,6 +58,6 @@ def status_at(state: LeaseState, at_ns: int, spans: Sequence[tuple[int, int]]) -
     return "estimated" if state.to_ns is None else "provisional"
 
 
-def least_firm(statuses: Iterable[str]) -> str:
+def least_final(statuses: Iterable[str]) -> str:
     """What a sum of several is."""
     return min(statuses, key=STATUSES.index)

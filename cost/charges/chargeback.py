@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cost.charges.attribution import Line
+from cost.charges.attribution import CostLine
 from cost.ledger.ledger import Ledger
 from cost.records import Lease, LedgerError
 
@@ -33,7 +33,7 @@ class Chargeback:
         return [name for name in required if not said.get(name, "").strip()]
 
 
-def require(ledger: Ledger, names: Sequence[str]) -> None:
+def set_required_names(ledger: Ledger, names: Sequence[str]) -> None:
     """From now on every machine opened by hand, and every sweep, has to say these: `owner`, `project`, or a tag.
 
     Raises:
@@ -42,11 +42,11 @@ def require(ledger: Ledger, names: Sequence[str]) -> None:
     for name in names:
         if not name or set(name) & set(" ="):
             raise LedgerError(f"{name!r} is no name of a tag; write for example: owner project cost_center team")
-    if list(required(ledger)) != list(names):
+    if list(required_names(ledger)) != list(names):
         ledger.append_event(STREAM, "required", {"names": list(names)}, f"required:{ledger.now_ns()}")
 
 
-def required(ledger: Ledger) -> tuple[str, ...]:
+def required_names(ledger: Ledger) -> tuple[str, ...]:
     """What has to be said; nothing where nobody has set it."""
     # By when it was said: books that were merged have entries in another order.
     said = [event for event in ledger.events(STREAM) if event.kind == "required"]
@@ -55,13 +55,13 @@ def required(ledger: Ledger) -> tuple[str, ...]:
 
 def set_chargeback(ledger: Ledger, sweep_id: str, whom: Chargeback) -> None:
     """From now on a sweep is charged to these; a sweep that goes on under others is charged to the latest."""
-    if sweeps_chargeback(ledger).get(sweep_id) == whom:
+    if chargebacks_by_sweep(ledger).get(sweep_id) == whom:
         return
     body = {"sweep_id": sweep_id, "owner": whom.owner, "project": whom.project, "tags": dict(whom.tags)}
     ledger.append_event(STREAM, "set", body, f"{sweep_id}:{ledger.now_ns()}")
 
 
-def sweeps_chargeback(ledger: Ledger, as_of_ns: int | None = None) -> dict[str, Chargeback]:
+def chargebacks_by_sweep(ledger: Ledger, as_of_ns: int | None = None) -> dict[str, Chargeback]:
     """By sweep, as it was known at a moment (None: now)."""
     return {
         event.body["sweep_id"]: Chargeback(event.body["owner"], event.body["project"], event.body["tags"])
@@ -70,7 +70,7 @@ def sweeps_chargeback(ledger: Ledger, as_of_ns: int | None = None) -> dict[str, 
     }
 
 
-def charged_back(lines: Iterable[Line], known: Mapping[str, Chargeback]) -> list[Line]:
+def apply_chargebacks(lines: Iterable[CostLine], known: Mapping[str, Chargeback]) -> list[CostLine]:
     """The lines, each with the owner, project and tags of its sweep in place of its machine's, where it has some."""
     leases: dict[tuple[str, str], Lease] = {}
     found = []

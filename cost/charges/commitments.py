@@ -71,7 +71,7 @@ class Commitment:
 
 
 @dataclass(frozen=True)
-class Unused:
+class UnusedCommitment:
     """A stretch of a commitment and the part of its price that no lease used. Rounding may make it -1e-12 or so."""
 
     commitment: Commitment
@@ -82,7 +82,7 @@ class Unused:
 
 
 @dataclass(frozen=True)
-class Covered:
+class CommitmentCoverage:
     """What a lease uses of its commitment: segments without a gap, from when to when it is covered."""
 
     commitment: Commitment
@@ -90,7 +90,7 @@ class Covered:
 
 
 @dataclass(frozen=True)
-class Over:
+class CommitmentOveruse:
     """From a moment on more is used of a commitment than was bought: both in 1e-12 of its currency per nanosecond."""
 
     commitment: Commitment
@@ -100,21 +100,21 @@ class Over:
 
 
 @dataclass(frozen=True)
-class Usage:
+class CommitmentUsage:
     """All commitments at a moment."""
 
-    covered: Mapping[str, Covered] = field(default_factory=dict)
+    covered: Mapping[str, CommitmentCoverage] = field(default_factory=dict)
     """By lease."""
-    unused: tuple[Unused, ...] = ()
+    unused: tuple[UnusedCommitment, ...] = ()
     bought: tuple[Commitment, ...] = ()
     """Those that have begun."""
-    over: tuple[Over, ...] = ()
+    over: tuple[CommitmentOveruse, ...] = ()
     """The first moment of each commitment."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Leases that name a commitment which nobody entered, and its name: the price book counts for them."""
 
 
-def add(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> bool:
+def add_commitment(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> bool:
     """Enter what was bought. Returns False where it was there already. `frozen`: months that are closed.
 
     Raises:
@@ -127,7 +127,7 @@ def add(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> bool:
         raise LedgerError(
             f"commitment {new.name!r} needs a name, one card or more, an end after its start, and a price above zero"
         )
-    for earlier in load(ledger):
+    for earlier in load_commitments(ledger):
         if earlier.name == new.name:
             if earlier == new:
                 return False
@@ -143,7 +143,7 @@ def add(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> bool:
     return ledger.append_event(STREAM, "bought", body, new.name)
 
 
-def load(ledger: Journal, as_of_ns: int | None = None) -> list[Commitment]:
+def load_commitments(ledger: Journal, as_of_ns: int | None = None) -> list[Commitment]:
     """What was bought, in the order it was entered, as it was known at a moment (None: now)."""
     found = []
     for event in ledger.events(STREAM):
@@ -152,21 +152,21 @@ def load(ledger: Journal, as_of_ns: int | None = None) -> list[Commitment]:
     return found
 
 
-def known(ledger: Journal, name: str) -> Commitment:
+def find_commitment(ledger: Journal, name: str) -> Commitment:
     """The commitment of a name. Raises LedgerError where there is none."""
-    for one in load(ledger):
+    for one in load_commitments(ledger):
         if one.name == name:
             return one
     raise LedgerError(f"there is no commitment {name!r}; enter it with: python -m cost commitments add {name}")
 
 
-def use(
+def commitment_usage(
     bought: Sequence[Commitment],
     states: Sequence[LeaseState],
     now_ns: int,
     cuts: Sequence[int] = (),
     book: PriceBook | None = None,
-) -> Usage:
+) -> CommitmentUsage:
     """Who used what by `now_ns`. `states`: all leases. No piece crosses one of `cuts`, which change no lease's total.
 
     `book`: where the prices of savings plans stand. A machine that has none there uses its cards' share of one.
@@ -174,9 +174,9 @@ def use(
     Raises:
         LedgerError: a lease is in another currency than its commitment.
     """
-    covered: dict[str, Covered] = {}
-    unused: list[Unused] = []
-    over: list[Over] = []
+    covered: dict[str, CommitmentCoverage] = {}
+    unused: list[UnusedCommitment] = []
+    over: list[CommitmentOveruse] = []
     for one in bought:
         mine = [state for state in states if state.lease.tags.get(TAG) == one.name and not state.lease.simulated]
         for state in mine:
@@ -185,19 +185,21 @@ def use(
                     f"lease {state.lease.lease_id} is in {state.lease.currency}, and commitment {one.name} that it "
                     f"names was paid in {one.price.currency}"
                 )
-        claims = {state.lease.lease_id: claim(one, state.lease, book) for state in mine}
+        claims = {state.lease.lease_id: drawdown_rate(one, state.lease, book) for state in mine}
         segments, rest, beyond = _use_one(one, mine, claims, min(now_ns, one.to_ns), cuts)
         unused += rest
         over += beyond[:1]
-        covered.update({lease_id: Covered(one, tuple(found)) for lease_id, found in segments.items() if found})
+        covered.update(
+            {lease_id: CommitmentCoverage(one, tuple(found)) for lease_id, found in segments.items() if found}
+        )
     names = {one.name for one in bought}
     tagged = {s.lease.lease_id: s.lease.tags[TAG] for s in states if TAG in s.lease.tags and not s.lease.simulated}
     unknown = {lease_id: name for lease_id, name in tagged.items() if name not in names}
     begun = tuple(one for one in bought if one.from_ns <= now_ns)
-    return Usage(covered, tuple(unused), begun, tuple(over), unknown)
+    return CommitmentUsage(covered, tuple(unused), begun, tuple(over), unknown)
 
 
-def claim(one: Commitment, lease: Lease, book: PriceBook | None) -> Fraction:
+def drawdown_rate(one: Commitment, lease: Lease, book: PriceBook | None) -> Fraction:
     """What a lease uses of a commitment, in 1e-12 of its currency per nanosecond, while there is enough of it."""
     share = Fraction(one.price.pico * lease.cards, one.cards * (one.to_ns - one.from_ns))
     if one.kind != "savings_plan" or book is None:
@@ -213,7 +215,7 @@ def claim(one: Commitment, lease: Lease, book: PriceBook | None) -> Fraction:
 
 def _use_one(
     one: Commitment, states: Sequence[LeaseState], claims: Mapping[str, Fraction], end_ns: int, cuts: Sequence[int]
-) -> tuple[dict[str, list[Segment]], list[Unused], list[Over]]:
+) -> tuple[dict[str, list[Segment]], list[UnusedCommitment], list[CommitmentOveruse]]:
     spans = {}
     for state in states:
         start, stop = max(state.from_ns, one.from_ns), end_ns if state.to_ns is None else min(state.to_ns, end_ns)
@@ -224,13 +226,13 @@ def _use_one(
     capacity = Fraction(one.price.pico, one.to_ns - one.from_ns)
     exact: dict[str, Fraction] = dict.fromkeys(spans, Fraction(0))
     segments: dict[str, list[Segment]] = {lease_id: [] for lease_id in spans}
-    rest: list[Unused] = []
-    over: list[Over] = []
+    rest: list[UnusedCommitment] = []
+    over: list[CommitmentOveruse] = []
     for start, stop in pairwise(ordered):
         active = [lease_id for lease_id, (a, b) in spans.items() if a <= start < b]
         claimed = sum((claims[lease_id] for lease_id in active), Fraction(0))
         if claimed > capacity:
-            over.append(Over(one, start, claimed, capacity))
+            over.append(CommitmentOveruse(one, start, claimed, capacity))
         left = one.amortised(stop) - one.amortised(start)
         for lease_id in active:
             # A running total is floored, so that a lease's part does not depend on where it is cut.
@@ -241,5 +243,5 @@ def _use_one(
             left -= pico
         free = floor(one.cards * MICRO_PER_CARD * (stop - start) * (1 - min(claimed / capacity, 1)))
         if left or free:
-            rest.append(Unused(one, start, stop, left, free))
+            rest.append(UnusedCommitment(one, start, stop, left, free))
     return segments, rest, over

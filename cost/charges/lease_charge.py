@@ -27,22 +27,22 @@ TAKEN_BACK = "taken_back"
 """How a lease ended whose machine the provider took back."""
 
 
-def rules_of(book: PriceBook) -> tuple[BillingRule, ...]:
+def billing_rules(book: PriceBook) -> tuple[BillingRule, ...]:
     """The billing rules beside a price book. A live table asks for them every second: they are read once per change.
 
     Raises:
         PriceError: they cannot be read.
     """
     file = Path(book.folder) / "billing.yaml"
-    return _rules_of(book.folder, file.stat().st_mtime_ns if file.exists() else 0)
+    return _read_billing_rules(book.folder, file.stat().st_mtime_ns if file.exists() else 0)
 
 
 @lru_cache(maxsize=8)
-def _rules_of(folder: str, _changed_ns: int) -> tuple[BillingRule, ...]:
+def _read_billing_rules(folder: str, _changed_ns: int) -> tuple[BillingRule, ...]:
     return load_rules(folder)
 
 
-def price_series(lease: Lease, book: PriceBook) -> tuple[PriceRow, ...]:
+def lease_prices(lease: Lease, book: PriceBook) -> tuple[PriceRow, ...]:
     """The prices a lease is charged at over time: the series of the row that was quoted when it was opened.
 
     Empty for a lease that was opened without a price and still has none.
@@ -58,7 +58,7 @@ def price_series(lease: Lease, book: PriceBook) -> tuple[PriceRow, ...]:
     return book.series(lease.sku, purchase=lease.purchase, region=lease.region or None)
 
 
-def lease_charge(
+def charge_lease_time(
     state: LeaseState,
     prices: Sequence[PriceRow],
     rules: Sequence[BillingRule],
@@ -104,8 +104,8 @@ def _runs(parts: Sequence[Stretch], rule: BillingRule) -> list[tuple[int, int, b
 class ChargeInputs:
     """What bears on the cost of leases beside their time: commitments, counted resources, stops and starts."""
 
-    used: commitments.Usage
-    counted: Mapping[str, Sequence[metered.Metered]]
+    used: commitments.CommitmentUsage
+    counted: Mapping[str, Sequence[metered.MeteredResource]]
     """By lease."""
     changes: Mapping[str, Sequence[Change]]
     """By lease."""
@@ -121,12 +121,12 @@ def load_charge_inputs(
     as_of_ns: int | None = None,
 ) -> ChargeInputs:
     """What the books know of it. `states`: all leases."""
-    bought = commitments.load(ledger, as_of_ns)
-    used = commitments.use(bought, states, now_ns, cuts, book)
-    return ChargeInputs(used, metered.load(ledger, as_of_ns), machine_states.load(ledger, as_of_ns))
+    bought = commitments.load_commitments(ledger, as_of_ns)
+    used = commitments.commitment_usage(bought, states, now_ns, cuts, book)
+    return ChargeInputs(used, metered.load_resources(ledger, as_of_ns), machine_states.load(ledger, as_of_ns))
 
 
-def charged(
+def charge_lease(
     state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, beside: ChargeInputs
 ) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
     """What a lease has cost, and the price rows that its segments name by hash: its time by its commitment while that
@@ -140,9 +140,9 @@ def charged(
     time, rows = _time_charged(state, book, rules, now_ns, beside.used.covered.get(lease_id), changes)
     parts = stretches(changes, state.from_ns, max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns)
     counted = beside.counted.get(lease_id, ())
-    for one in metered.energy(counted, book):
+    for one in metered.metered_energy(counted, book):
         time = _at_the_meter(state.lease, time, rows, one)
-    more, of_more = metered.segments(counted, parts, book, rules)
+    more, of_more = metered.resource_segments(counted, parts, book, rules)
     return (*_stopped(state.lease, time, rows, parts), *more), {**rows, **of_more}
 
 
@@ -151,29 +151,29 @@ def _time_charged(
     book: PriceBook,
     rules: Sequence[BillingRule],
     now_ns: int,
-    covered: commitments.Covered | None,
+    covered: commitments.CommitmentCoverage | None,
     changes: Sequence[Change],
 ) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
     if covered is None:
-        prices = price_series(state.lease, book)
-        return lease_charge(state, prices, rules, now_ns, changes), {row.hash: row for row in prices}
+        prices = lease_prices(state.lease, book)
+        return charge_lease_time(state, prices, rules, now_ns, changes), {row.hash: row for row in prices}
     start, stop = covered.segments[0].from_ns, covered.segments[-1].to_ns
     end = max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
-    prices = price_series(state.lease, book) if state.from_ns < start or stop < end else ()
+    prices = lease_prices(state.lease, book) if state.from_ns < start or stop < end else ()
     before, after = tuple[Segment, ...](), tuple[Segment, ...]()
     if state.from_ns < start:
-        before = lease_charge(replace(state, to_ns=start, how=""), prices, rules, now_ns, changes)
+        before = charge_lease_time(replace(state, to_ns=start, how=""), prices, rules, now_ns, changes)
     if stop < end:
-        after = lease_charge(replace(state, from_ns=stop), prices, rules, now_ns, changes)
+        after = charge_lease_time(replace(state, from_ns=stop), prices, rules, now_ns, changes)
     return (*before, *covered.segments, *after), {row.hash: row for row in prices}
 
 
 def _at_the_meter(
-    lease: Lease, time: Sequence[Segment], rows: Mapping[str, PriceRow], one: metered.Metered
+    lease: Lease, time: Sequence[Segment], rows: Mapping[str, PriceRow], one: metered.MeteredResource
 ) -> tuple[Segment, ...]:
     """The same charge with the energy that a meter counted from one moment to another in place of the lease's watts,
     spread evenly over the time in which the machine ran."""
-    pieces = cut(time, [one.from_ns, one.to_ns], rates_of(lease, rows))
+    pieces = cut_segments(time, [one.from_ns, one.to_ns], pico_per_ns_of(lease, rows))
     within = [s for s in pieces if one.from_ns <= s.from_ns and s.to_ns <= one.to_ns and s.from_ns < s.to_ns]
     within = [s for s in within if s.category == "machine" and s.price_hash in rows and rows[s.price_hash].per == "kwh"]
     weigh = (lambda s: s.paid_ns) if any(s.paid_ns for s in within) else (lambda s: s.to_ns - s.from_ns)
@@ -199,7 +199,7 @@ def _stopped(
         return time
     edges = sorted({edge for part in still for edge in (part.from_ns, part.to_ns)})
     found = []
-    for segment in cut(time, edges, rates_of(lease, rows)):
+    for segment in cut_segments(time, edges, pico_per_ns_of(lease, rows)):
         stopped = segment.category == "machine" and any(p.from_ns <= segment.from_ns < p.to_ns for p in still)
         found.append(replace(segment, category="stopped") if stopped else segment)
     return found
@@ -210,13 +210,13 @@ def tax_rate(row: PriceRow | None) -> Fraction:
     return Fraction(0) if row is None or row.tax_included else Fraction(row.tax_rate)
 
 
-def with_tax(segments: Iterable[Segment], rows: Mapping[str, PriceRow]) -> int:
+def total_with_tax(segments: Iterable[Segment], rows: Mapping[str, PriceRow]) -> int:
     """A charge, and the tax that comes on top of it: what reports attribute, but for corrections."""
     charged = [(segment.pico, tax_rate(rows.get(segment.price_hash))) for segment in segments]
     return sum(pico for pico, _ in charged) + floor(sum((pico * rate for pico, rate in charged), Fraction(0)))
 
 
-def cut(
+def cut_segments(
     segments: Iterable[Segment], cuts: Sequence[int], rate_of: Callable[[Segment], Fraction] | None = None
 ) -> list[Segment]:
     """The same charge in segments that cross no cut.
@@ -249,7 +249,7 @@ def cut(
     return found
 
 
-def rates_of(lease: Lease, rows: Mapping[str, PriceRow]) -> Callable[[Segment], Fraction]:
+def pico_per_ns_of(lease: Lease, rows: Mapping[str, PriceRow]) -> Callable[[Segment], Fraction]:
     watts = lease.watts if lease.watts is not None else 0
     per_ns = {
         digest: pico_per_hour(row, lease.cards, watts) / NS_PER_HOUR

@@ -29,7 +29,7 @@ ENERGY = "kwh"
 
 
 @dataclass(frozen=True)
-class Metered:
+class MeteredResource:
     """A counted resource of a lease: a quantity of what one price row is per (GiB kept from..to, GiB sent ...)."""
 
     name: str
@@ -43,7 +43,7 @@ class Metered:
     to_ns: int
 
 
-def add(ledger: Journal, new: Metered, row: PriceRow, frozen: Iterable[str]) -> bool:
+def add_resource(ledger: Journal, new: MeteredResource, row: PriceRow, frozen: Iterable[str]) -> bool:
     """Enter what was counted. Returns False where it was there already. `frozen`: months that are closed.
 
     Raises:
@@ -61,7 +61,7 @@ def add(ledger: Journal, new: Metered, row: PriceRow, frozen: Iterable[str]) -> 
         raise LedgerError("what is kept for a time needs --from and a later --to")
     if new.to_ns > ledger.now_ns():
         raise LedgerError(f"{new.name} would end in the future: enter what has been, up to now")
-    for other in load(ledger).get(new.lease_id, ()) if row.per == ENERGY else ():
+    for other in load_resources(ledger).get(new.lease_id, ()) if row.per == ENERGY else ():
         if (
             other.name != new.name
             and other.sku == new.sku
@@ -72,7 +72,9 @@ def add(ledger: Journal, new: Metered, row: PriceRow, frozen: Iterable[str]) -> 
     for month in frozen:
         if first <= month <= last:
             raise IntegrityError(f"{new.name} would change {month}, which is closed; write a correction instead")
-    for other in (one for mine in load(ledger).values() for one in mine if one.name == new.name and one != new):
+    for other in (
+        one for mine in load_resources(ledger).values() for one in mine if one.name == new.name and one != new
+    ):
         span = f"from {instant_text(other.from_ns)} to {instant_text(other.to_ns)}"
         raise IntegrityError(
             f"{new.name} was entered before as {other.quantity} of {other.sku} on lease {other.lease_id}, {span}; "
@@ -81,27 +83,27 @@ def add(ledger: Journal, new: Metered, row: PriceRow, frozen: Iterable[str]) -> 
     return ledger.append_event(STREAM, "counted", vars(new) | {"quantity": str(new.quantity)}, new.name)
 
 
-def load(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[Metered]]:
+def load_resources(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[MeteredResource]]:
     """What was counted, by lease, as it was known at a moment (None: now)."""
-    found: dict[str, list[Metered]] = defaultdict(list)
+    found: dict[str, list[MeteredResource]] = defaultdict(list)
     for event in ledger.events(STREAM):
         if as_of_ns is None or event.at_ns <= as_of_ns:
-            one = Metered(**{**event.body, "quantity": Decimal(event.body["quantity"])})
+            one = MeteredResource(**{**event.body, "quantity": Decimal(event.body["quantity"])})
             found[one.lease_id].append(one)
     return dict(found)
 
 
-def energy(counted: Sequence[Metered], book: PriceBook) -> list[Metered]:
+def metered_energy(counted: Sequence[MeteredResource], book: PriceBook) -> list[MeteredResource]:
     """Those that a meter counted of own hardware, in kWh."""
     return [one for one in counted if any(row.per == ENERGY for row in _series(one, book))]
 
 
-def _series(one: Metered, book: PriceBook) -> tuple[PriceRow, ...]:
+def _series(one: MeteredResource, book: PriceBook) -> tuple[PriceRow, ...]:
     return book.series(one.sku, purchase=one.purchase, region=one.region, kind=one.kind)
 
 
-def segments(
-    counted: Sequence[Metered], parts: Sequence[Stretch], book: PriceBook, rules: Sequence[BillingRule]
+def resource_segments(
+    counted: Sequence[MeteredResource], parts: Sequence[Stretch], book: PriceBook, rules: Sequence[BillingRule]
 ) -> tuple[list[Segment], Mapping[str, PriceRow]]:
     """What it costs, and the price rows by hash. A price that changes while something is kept splits it.
 
@@ -128,7 +130,7 @@ def segments(
 
 
 def _pieces(
-    one: Metered, parts: Sequence[Stretch], series: tuple[PriceRow, ...], rules: Sequence[BillingRule]
+    one: MeteredResource, parts: Sequence[Stretch], series: tuple[PriceRow, ...], rules: Sequence[BillingRule]
 ) -> list[tuple[int, int, PriceRow]]:
     first = in_force(series, one.from_ns)
     if first is None:

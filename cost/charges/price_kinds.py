@@ -21,7 +21,7 @@ Series = tuple[PriceRow, ...]
 
 
 @dataclass(frozen=True)
-class Kinds:
+class PriceKindAmounts:
     """Amounts in 1e-12 at each kind of price, and the price row of each; None: the price charged."""
 
     list_pico: int
@@ -31,20 +31,20 @@ class Kinds:
     contracted_row: PriceRow | None = None
     effective_row: PriceRow | None = None
 
-    def split(self, weights: Sequence[int]) -> list[Kinds]:
+    def split(self, weights: Sequence[int]) -> list[PriceKindAmounts]:
         """Parts in proportion to weights that sum to it exactly; equal parts where every weight is 0."""
         weights = weights if any(weights) else [1] * len(weights)
         amounts = (self.list_pico, self.contracted_pico, self.effective_pico)
         parts = zip(*(largest_remainder(pico, weights) for pico in amounts), strict=True)
         return [replace(self, list_pico=a, contracted_pico=b, effective_pico=c) for a, b, c in parts]
 
-    def converted(self, convert: Callable[[str, int], int]) -> Kinds:
+    def converted(self, convert: Callable[[str, int], int]) -> PriceKindAmounts:
         """Its amounts in another currency. `convert` is told the name of each."""
         names = ("list_pico", "contracted_pico", "effective_pico")
         return replace(self, **{name: convert(name, getattr(self, name)) for name in names})
 
 
-class PriceKinds:
+class AlternativePrices:
     """The prices of a book beside those that one lease was charged. `rows`: the charged ones by hash."""
 
     def __init__(self, lease: Lease, rows: Mapping[str, PriceRow], book: PriceBook) -> None:
@@ -60,14 +60,14 @@ class PriceKinds:
         rows = [row for kinds in every for series in kinds for row in series]
         return {edge for row in rows for edge in (row.from_ns, row.to_ns) if edge is not None}
 
-    def of(self, segments: Sequence[Segment], committed: Sequence[bool]) -> list[Kinds | None]:
+    def of(self, segments: Sequence[Segment], committed: Sequence[bool]) -> list[PriceKindAmounts | None]:
         """The amounts of each segment; None where every kind of price is the one charged.
 
         Each running total is floored, so that what is past never changes as time goes on. `committed`: whether a
         commitment pays for the segment.
         """
         exact = [Fraction(0)] * 3
-        found: list[Kinds | None] = []
+        found: list[PriceKindAmounts | None] = []
         for segment, is_committed in zip(segments, committed, strict=True):
             charged = self._rows.get(segment.price_hash)
             beside = self._committed if is_committed else self._beside.get(segment.price_hash, ((), (), ()))
@@ -76,7 +76,7 @@ class PriceKinds:
             for i, row in enumerate(rows):
                 exact[i] += segment.pico if row is None else self._amount(segment, row, charged)
             listed, contracted, effective = (floor(total) - whole for total, whole in zip(exact, before, strict=True))
-            found.append(Kinds(listed, contracted, effective, *rows) if any(rows) else None)
+            found.append(PriceKindAmounts(listed, contracted, effective, *rows) if any(rows) else None)
         return found
 
     def _amount(self, segment: Segment, row: PriceRow, charged: PriceRow | None) -> Fraction:

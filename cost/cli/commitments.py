@@ -31,14 +31,14 @@ def add_commitment(
     db: Db = None,
 ) -> None:
     """Enter what was bought; the same again changes nothing. Leases on it carry the tag commitment=NAME."""
-    from cost.charges.commitments import Commitment, add
+    from cost.charges.commitments import Commitment, add_commitment
     from cost.money import Money
     from cost.periods import instant_in, zone_of
 
     with opened(root, db, write=True, create=True) as ledger:
         start, stop = (instant_in(text, zone_of("UTC")) for text in (since, until))
         paid = Money.parse(price)
-        add(
+        add_commitment(
             ledger,
             Commitment(name, kind, provider, sku, cards, paid, start, stop, owner, project),
             ledger.frozen_periods(),
@@ -48,14 +48,14 @@ def add_commitment(
 @commitments_app.command("list")
 def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_json: Json = False) -> None:
     """Each with what was paid, and what of it has been used, has gone unused, and is still to come."""
-    from cost.charges.commitments import load, use
+    from cost.charges.commitments import commitment_usage, load_commitments
     from cost.money import pico_text, rounded
     from cost.prices.book import PriceBook
     from cost.reports.csv_json import utc_text
 
     with opened(root, db) as ledger:
-        bought, now = load(ledger), ledger.now_ns()
-        used = use(bought, ledger.leases(), now, book=PriceBook.load(pricing))
+        bought, now = load_commitments(ledger), ledger.now_ns()
+        used = commitment_usage(bought, ledger.leases(), now, book=PriceBook.load(pricing))
     body = []
     for one in bought:
         unused = sum(rest.pico for rest in used.unused if rest.commitment == one)

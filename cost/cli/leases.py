@@ -101,7 +101,7 @@ def open_lease(
     import socket
 
     from cost.charges.chargeback import Chargeback
-    from cost.charges.commitments import TAG, known
+    from cost.charges.commitments import TAG, find_commitment
     from cost.money import exact_decimal
     from cost.periods import instant_in, zone_of
     from cost.prices.book import MissingPriceError, PriceBook, pico_per_hour
@@ -111,7 +111,7 @@ def open_lease(
         now = ledger.now_ns()
         from_ns = now if since is None else instant_in(since, zone_of("UTC"))
         tags = dict(_pair(text) for text in tag or []) | ({TAG: commitment} if commitment else {})
-        paid = [known(ledger, tags[TAG])] if TAG in tags else []
+        paid = [find_commitment(ledger, tags[TAG])] if TAG in tags else []
         try:
             row = PriceBook.load(pricing).in_force(sku, from_ns, purchase=purchase, region=region or None)
         except MissingPriceError:
@@ -160,7 +160,7 @@ def require_names(
     as_json: Json = False,
 ) -> None:
     """What every machine opened by hand, and every sweep, has to say of whom it is charged to. Kept in the ledger."""
-    from cost.charges.chargeback import require, required
+    from cost.charges.chargeback import required_names, set_required_names
     from cost.records import LedgerError
 
     change = bool(names) or nothing
@@ -168,8 +168,8 @@ def require_names(
         if names and nothing:
             raise LedgerError("either names, or --nothing")
         if change:
-            require(ledger, names or [])
-        now = required(ledger)
+            set_required_names(ledger, names or [])
+        now = required_names(ledger)
     if as_json:
         print_json({"required": list(now)})
     else:
@@ -233,7 +233,7 @@ def meter_lease(
 ) -> None:
     """Enter a disk, what was sent, requests or a fee, charged at the price book's prices; or the kWh that a meter
     counted for own hardware, in place of its watts. Prints its id."""
-    from cost.charges.metered import Metered, add, load
+    from cost.charges.metered import MeteredResource, add_resource, load_resources
     from cost.money import exact_decimal
     from cost.periods import instant_in, zone_of
     from cost.prices.book import PriceBook
@@ -243,7 +243,7 @@ def meter_lease(
     with opened(root, db, write=True) as ledger:
         state, now = ledger.lease_state(lease_id), ledger.now_ns()
         # What is not said again is what was said before.
-        known = next((one for one in load(ledger).get(lease_id, ()) if one.name == name), None)
+        known = next((one for one in load_resources(ledger).get(lease_id, ()) if one.name == name), None)
         first, last = (known.from_ns, known.to_ns) if known else (state.from_ns, state.to_ns or now)
         from_ns = first if since is None else instant_in(since, zone_of("UTC"))
         row = PriceBook.load(pricing).in_force(sku, from_ns, region=region or None)
@@ -261,9 +261,9 @@ def meter_lease(
             )
         amount = exact_decimal(quantity, negative=False)
         kind = (row.purchase, row.region, row.kind)
-        one = Metered(name or f"{lease_id}:{sku}:{now:x}", lease_id, sku, *kind, amount, from_ns, to_ns)
+        one = MeteredResource(name or f"{lease_id}:{sku}:{now:x}", lease_id, sku, *kind, amount, from_ns, to_ns)
         with ledger.transaction():
-            add(ledger, one, row, ledger.frozen_periods())
+            add_resource(ledger, one, row, ledger.frozen_periods())
             ledger.remember_prices([row])
     typer.echo(one.name)
 
@@ -292,10 +292,10 @@ def close_lease(
 
 
 def _check_said(ledger: Ledger, whom: Chargeback) -> None:
-    from cost.charges.chargeback import required
+    from cost.charges.chargeback import required_names
     from cost.records import LedgerError
 
-    if lacking := whom.lacking(required(ledger)):
+    if lacking := whom.lacking(required_names(ledger)):
         options = (f"--{name} NAME" if name in ("owner", "project") else f"--tag {name}=VALUE" for name in lacking)
         raise LedgerError(
             f"these books require {', '.join(lacking)} of every machine: add {' '.join(options)} "
@@ -304,7 +304,7 @@ def _check_said(ledger: Ledger, whom: Chargeback) -> None:
 
 
 def _set_state(lease_id: str, state: str, at: str | None, root: Path, db: str | None, pricing: Path | None) -> None:
-    from cost.charges.lease_charge import rules_of
+    from cost.charges.lease_charge import billing_rules
     from cost.ledger.machine_states import Change, set_state
     from cost.periods import instant_in, zone_of
     from cost.prices.book import PriceBook
@@ -312,7 +312,7 @@ def _set_state(lease_id: str, state: str, at: str | None, root: Path, db: str | 
     with opened(root, db, write=True) as ledger:
         ledger.close_dead()
         at_ns = ledger.now_ns() if at is None else instant_in(at, zone_of("UTC"))
-        set_state(ledger, Change(lease_id, state, at_ns), rules_of(PriceBook.load(pricing)))
+        set_state(ledger, Change(lease_id, state, at_ns), billing_rules(PriceBook.load(pricing)))
 
 
 def _held_as(held: Held) -> str:

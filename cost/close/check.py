@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from cost.charges.allocation import CATEGORIES
-from cost.charges.attribution import Lines, attribute
-from cost.charges.lease_charge import ChargeInputs, charged, load_charge_inputs, rules_of
+from cost.charges.attribution import Attribution, attribute
+from cost.charges.lease_charge import ChargeInputs, billing_rules, charge_lease, load_charge_inputs
 from cost.clock import NS_PER_SECOND
 from cost.close.months import closed_months, month_totals
 from cost.ledger import schema
@@ -40,7 +40,7 @@ class _Books:
     book: PriceBook
     rules: Sequence[BillingRule]
     now_ns: int
-    lines: Lines
+    lines: Attribution
     other: ChargeInputs
 
 
@@ -53,7 +53,7 @@ def run_checks(
         StoreError: the file is damaged.
     """
     ledger.check_file()
-    rules = rules_of(book) if rules is None else rules
+    rules = billing_rules(book) if rules is None else rules
     other = load_charge_inputs(ledger, book, ledger.leases(), now_ns)
     found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]
     if any("UNPRICED" not in finding.what for finding in found):
@@ -70,7 +70,7 @@ def _unpriced(
     for state in ledger.leases():
         where = f"lease {state.lease.lease_id}"
         try:
-            segments, _ = charged(state, book, rules, now_ns, other)
+            segments, _ = charge_lease(state, book, rules, now_ns, other)
         except PriceError as error:
             yield where, str(error)
             continue
@@ -85,7 +85,7 @@ def _conservation(books: _Books) -> Iterator[tuple[str, str]]:
         if "corrected" not in line.flags and line.category != "tax":
             attributed[line.lease.lease_id] += line.pico
     for state in books.lines.leases:
-        due = total(charged(state, books.book, books.rules, books.now_ns, books.other)[0])
+        due = total(charge_lease(state, books.book, books.rules, books.now_ns, books.other)[0])
         found = attributed[state.lease.lease_id]
         if due != found:
             yield f"lease {state.lease.lease_id}", f"charged {pico_text(due)}, attributed {pico_text(found)}"

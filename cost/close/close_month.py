@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cost.charges.lease_charge import charged, load_charge_inputs, rules_of
+from cost.charges.lease_charge import billing_rules, charge_lease, load_charge_inputs
 from cost.close.check import run_checks
 from cost.close.months import STREAM, Totals, closed_months, month_bounds, month_totals
 from cost.ledger.ledger import Ledger
@@ -50,8 +50,8 @@ def close_month(
         totals = month_totals(ledger, book, period, now_ns, rules=rules)
         states = ledger.leases()
         other = load_charge_inputs(ledger, book, states, now_ns)
-        kept = rules_of(book) if rules is None else rules
-        rows = [row for state in states for row in charged(state, book, kept, now_ns, other)[1].values()]
+        kept = billing_rules(book) if rules is None else rules
+        rows = [row for state in states for row in charge_lease(state, book, kept, now_ns, other)[1].values()]
         ledger.remember_prices(rows)
         ledger.freeze(period)
         body = {lease_id: f"{pico_text(pico)} {currency}" for lease_id, (pico, currency) in totals.items()}

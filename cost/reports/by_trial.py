@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from cost.charges.attribution import Line, Lines, attribute
+from cost.charges.attribution import Attribution, CostLine, attribute
 from cost.ledger.ledger import Ledger
 from cost.money import Money
 from cost.prices.billing import BillingRule
@@ -47,10 +47,10 @@ def trial_costs(
     return {row.trial_id: cost for row in report.trials if (cost := row.cost) is not None}
 
 
-def trial_rows(lines: Iterable[Line], found: Lines) -> tuple[Row, ...]:
+def trial_rows(lines: Iterable[CostLine], found: Attribution) -> tuple[Row, ...]:
     """Rows by trial, in the order they began, then by category of overhead; one set per sweep and currency."""
-    trials: dict[Hashable, list[Line]] = defaultdict(list)
-    overheads: dict[Hashable, list[Line]] = defaultdict(list)
+    trials: dict[Hashable, list[CostLine]] = defaultdict(list)
+    overheads: dict[Hashable, list[CostLine]] = defaultdict(list)
     for line in lines:
         if line.trial_id:
             trials[line.sweep_id, line.trial_id, line.lease.currency].append(line)
@@ -70,15 +70,15 @@ def trial_rows(lines: Iterable[Line], found: Lines) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def grouped_rows(lines: Iterable[Line], name_of: Callable[[Line], str]) -> tuple[Row, ...]:
+def grouped_rows(lines: Iterable[CostLine], name_of: Callable[[CostLine], str]) -> tuple[Row, ...]:
     """Rows by any property of a line, one per currency, in order of name."""
-    groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         groups[name_of(line), line.lease.currency].append(line)
     return tuple(make_row("group", name, mine) for (name, _), mine in sorted(groups.items()))
 
 
-def _trial_row(lines: Sequence[Line], attempts: Sequence[Usage]) -> Row:
+def _trial_row(lines: Sequence[CostLine], attempts: Sequence[Usage]) -> Row:
     first = lines[0]
     if not attempts:
         return make_row("trial", first.trial_id, lines, sweep_id=first.sweep_id, trial_id=first.trial_id)
@@ -107,12 +107,12 @@ def _trial_row(lines: Sequence[Line], attempts: Sequence[Usage]) -> Row:
     )
 
 
-def open_leases(lines: Iterable[Line], found: Lines) -> tuple[str, ...]:
+def open_leases(lines: Iterable[CostLine], found: Attribution) -> tuple[str, ...]:
     """Which of the leases of some lines are still held."""
     held = {line.lease.lease_id for line in lines}
     return tuple(s.lease.lease_id for s in found.leases if s.to_ns is None and s.lease.lease_id in held)
 
 
-def usage_of(line: Line, found: Lines) -> Usage | None:
+def usage_of(line: CostLine, found: Attribution) -> Usage | None:
     """The attempt behind a line; None for overhead."""
     return found.usages.get((line.sweep_id, UsageKey(line.lease.lease_id, line.trial_id, line.attempt)))

@@ -17,8 +17,8 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-from cost.charges.attribution import Line, Lines
-from cost.charges.charge_status import least_firm
+from cost.charges.attribution import Attribution, CostLine
+from cost.charges.charge_status import least_final
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import largest_remainder, pico_text
 from cost.prices.book import PER_HOUR, PICO, MissingPriceError, PriceRow, add_command, instant_ns, pico_per_hour
@@ -98,7 +98,7 @@ def month_cuts(from_ns: int, to_ns: int) -> list[int]:
 class _Charge:
     """One row in the making: what one holder owes for one lease, category and price in one billing period."""
 
-    line: Line
+    line: CostLine
     period: tuple[int, int]
     invoice: str = ""
     pico: int = 0
@@ -114,7 +114,7 @@ class _Charge:
     ratio: Fraction | None = None
 
 
-def rows(found: Lines, *, version: str = "1.2") -> Iterator[dict[str, str]]:
+def rows(found: Attribution, *, version: str = "1.2") -> Iterator[dict[str, str]]:
     """The file's rows, keyed by column; an absent value is an empty text (CSV's null).
 
     `found` must have been cut at `month_cuts`. Raises MissingPriceError for an unpriced lease.
@@ -130,7 +130,7 @@ def rows(found: Lines, *, version: str = "1.2") -> Iterator[dict[str, str]]:
         yield row
 
 
-def write(found: Lines, path: str | Path, *, version: str = "1.2") -> Path:
+def write(found: Attribution, path: str | Path, *, version: str = "1.2") -> Path:
     """Writes the file, whole or not at all.
 
     Raises:
@@ -144,7 +144,7 @@ def write(found: Lines, path: str | Path, *, version: str = "1.2") -> Path:
     return Path(path)
 
 
-def _gather(found: Lines) -> list[_Charge]:
+def _gather(found: Attribution) -> list[_Charge]:
     months = _Months()
     gathered: dict[tuple, _Charge] = {}
     for line in found.lines:
@@ -177,7 +177,7 @@ def _gather(found: Lines) -> list[_Charge]:
     return list(gathered.values())
 
 
-def _invoice(found: Lines, line: Line) -> str:
+def _invoice(found: Attribution, line: CostLine) -> str:
     """The number of the invoice that a line is on; what was paid for before is on the purchase's."""
     numbers = found.invoices.get(line.lease.lease_id, ())
     return next((number for start, stop, number in numbers if start <= line.from_ns < stop), "")
@@ -238,7 +238,7 @@ def _row(charge: _Charge) -> dict[str, str]:
         "Tags": _tags(lease),
         "x_CardHours": _decimal(Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)),
         "x_Category": line.category,
-        "x_ChargeStatus": least_firm(charge.statuses),
+        "x_ChargeStatus": least_final(charge.statuses),
         "x_Flags": " ".join(sorted(charge.flags)),
         "x_Imputed": "true" if line.imputed else "false",
         "x_LeaseId": lease.lease_id,
@@ -337,7 +337,7 @@ def _committed(charge: _Charge, card_hours: str) -> dict[str, str]:
     }
 
 
-def _category(line: Line) -> str:
+def _category(line: CostLine) -> str:
     if line.commitment:
         return "Purchase" if line.category == "purchase" else "Usage"
     if line.category == "tax":
@@ -349,7 +349,7 @@ def _category(line: Line) -> str:
     return "Usage"
 
 
-def _description(line: Line) -> str:
+def _description(line: CostLine) -> str:
     what = line.category.replace("_", " ")
     whose = f" of trial {line.trial_id}" if line.trial_id else ""
     at = f" at {line.price.price} {line.price.currency} per {line.price.per}" if line.price is not None else ""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
 from functools import partial
 
-from cost.charges.attribution import Line, Lines, attribute
-from cost.charges.chargeback import COST_CENTER, charged_back, sweeps_chargeback
+from cost.charges.attribution import Attribution, CostLine, attribute
+from cost.charges.chargeback import COST_CENTER, apply_chargebacks, chargebacks_by_sweep
 from cost.ledger.ledger import Ledger
 from cost.money import Money, largest_remainder
 from cost.periods import PERIODS, period_edges, period_name
@@ -91,7 +91,7 @@ def scoped_lines(
     *,
     cuts: Sequence[int] = (),
     rules: Sequence[BillingRule] | None = None,
-) -> Lines:
+) -> Attribution:
     """The lines that a scope lets through, cut at its range and at `cuts`, in their own currencies."""
     if scope.idle not in IDLE_POLICIES:
         raise LedgerError(f"{scope.idle!r} is no way to treat idle time; one of {', '.join(IDLE_POLICIES)}")
@@ -102,17 +102,17 @@ def scoped_lines(
         ledger, book, now_ns, sweep_id=scope.sweep_id, cuts=sorted(edges), rules=rules, as_of_ns=scope.as_of_ns
     )
     lines = [line for line in _with_policy(found.lines, scope.idle) if _in_scope(line, scope)]
-    return replace(found, lines=tuple(charged_back(lines, sweeps_chargeback(ledger, scope.as_of_ns))))
+    return replace(found, lines=tuple(apply_chargebacks(lines, chargebacks_by_sweep(ledger, scope.as_of_ns))))
 
 
-def left_out(scope: Scope, found: Lines) -> tuple[str, ...]:
+def left_out(scope: Scope, found: Attribution) -> tuple[str, ...]:
     """A sentence where what was simulated is not in a report of everything."""
     if scope.sweep_id is None and any(state.lease.simulated for state in found.leases):
         return ("Simulated sweeps are left out; see one with: python -m cost report --sweep NAME",)
     return ()
 
 
-def in_currency(found: Lines, currency: str, rates: Sequence[Rate]) -> tuple[Lines, tuple[str, ...]]:
+def in_currency(found: Attribution, currency: str, rates: Sequence[Rate]) -> tuple[Attribution, tuple[str, ...]]:
     """The lines, and the forecasts of their trials, in another currency, each at the rate of its day; and the sentences
     that name the rates. `found` must have been cut at their `fixings`: a line has one rate.
 
@@ -138,7 +138,7 @@ def in_currency(found: Lines, currency: str, rates: Sequence[Rate]) -> tuple[Lin
     return replace(found, lines=tuple(lines), usages=usages), rate_notes(converter.used)
 
 
-def _in_scope(line: Line, scope: Scope) -> bool:
+def _in_scope(line: CostLine, scope: Scope) -> bool:
     if line.lease.simulated if scope.sweep_id is None else line.sweep_id != scope.sweep_id:
         return False
     if scope.from_ns is not None and line.from_ns < scope.from_ns:
@@ -146,7 +146,7 @@ def _in_scope(line: Line, scope: Scope) -> bool:
     return scope.to_ns is None or line.from_ns < scope.to_ns
 
 
-def _namer(scope: Scope, found: Lines) -> Callable[[Line], str]:
+def _namer(scope: Scope, found: Attribution) -> Callable[[CostLine], str]:
     if scope.by in PERIODS:
         return lambda line: period_name(line.from_ns, scope.by, scope.zone)
     if scope.by == "stage":
@@ -155,7 +155,7 @@ def _namer(scope: Scope, found: Lines) -> Callable[[Line], str]:
     if scope.by.startswith("tag:"):
         tag = scope.by.removeprefix("tag:")
         return lambda line: line.lease.tags.get(tag) or NOBODY
-    fields: dict[str, Callable[[Line], str]] = {
+    fields: dict[str, Callable[[CostLine], str]] = {
         "sweep": lambda line: line.sweep_id,
         "user": lambda line: line.lease.owner,
         "project": lambda line: line.lease.project,
@@ -166,18 +166,18 @@ def _namer(scope: Scope, found: Lines) -> Callable[[Line], str]:
     return lambda line: fields[scope.by](line) or NOBODY
 
 
-def _stage(line: Line, found: Lines) -> str | None:
+def _stage(line: CostLine, found: Attribution) -> str | None:
     usage = usage_of(line, found)
     return usage.labels.get("stage") if usage else None
 
 
-def _with_policy(lines: Sequence[Line], policy: str) -> Iterable[Line]:
+def _with_policy(lines: Sequence[CostLine], policy: str) -> Iterable[CostLine]:
     if policy == "owner":
         return [line if line.trial_id else replace(line, sweep_id="") for line in lines]
     return _spread(lines) if policy == "spread" else lines
 
 
-def _spread(lines: Sequence[Line]) -> list[Line]:
+def _spread(lines: Sequence[CostLine]) -> list[CostLine]:
     """Each lease's overhead of a sweep goes to that sweep's trials; unassigned overhead to all trials of the lease."""
     weights: dict[tuple[str, str], dict[tuple[str, str, int], int]] = {}
     for line in lines:

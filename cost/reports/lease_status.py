@@ -9,7 +9,14 @@ from fractions import Fraction
 from functools import partial
 
 from cost.charges import commitments
-from cost.charges.lease_charge import ChargeInputs, charged, load_charge_inputs, rules_of, tax_rate, with_tax
+from cost.charges.lease_charge import (
+    ChargeInputs,
+    billing_rules,
+    charge_lease,
+    load_charge_inputs,
+    tax_rate,
+    total_with_tax,
+)
 from cost.ledger import queries
 from cost.ledger.ledger import SILENT_NS, Ledger
 from cost.ledger.machine_states import RUNNING, state_at
@@ -71,7 +78,7 @@ def machines(
     Raises:
         PriceError: a price or a billing rule is missing that a lease was opened with.
     """
-    rules = rules_of(book) if rules is None else rules
+    rules = billing_rules(book) if rules is None else rules
     busy, last_end = set(), dict[str, int]()
     for usage in ledger.usages():
         lease_id = usage.key.lease_id
@@ -109,12 +116,12 @@ def _held(
     other = at(now_ns)
     changed = state_at(other.changes, lease.lease_id, now_ns)
     doing = None if state.to_ns is not None else changed.state if changed else RUNNING
-    segments, rows = charged(state, book, rules, now_ns, other)
+    segments, rows = charge_lease(state, book, rules, now_ns, other)
     if not all(segment.price_hash for segment in segments):
         return Held(state, None, None, unheard_since, idle_since_ns, None, doing)
-    cost = with_tax(segments, rows)
+    cost = total_with_tax(segments, rows)
     since = unheard_since if unheard_since is not None else idle_since_ns
-    wasted = None if since is None else cost - with_tax(*charged(state, book, rules, since, at(since)))
+    wasted = None if since is None else cost - total_with_tax(*charge_lease(state, book, rules, since, at(since)))
     prices = tuple(r for r in rows.values() if r.per in PER_HOUR)
     per_day = int(_hourly(state, book, prices, now_ns, other.used, rules, doing or RUNNING) * 24)
     money = [None if pico is None else Money(pico, lease.currency) for pico in (cost + corrected_pico, per_day, wasted)]
@@ -126,14 +133,14 @@ def _hourly(
     book: PriceBook,
     prices: tuple[PriceRow, ...],
     now_ns: int,
-    used: commitments.Usage,
+    used: commitments.CommitmentUsage,
     rules: Sequence[BillingRule],
     doing: str,
 ) -> Fraction:
     """What the machine goes on to cost an hour, in 1e-12: its share of a commitment, or its price now."""
     covered, lease = used.covered.get(state.lease.lease_id), state.lease
     if covered is not None and (now_ns < covered.commitment.to_ns or not prices):
-        return commitments.claim(covered.commitment, lease, book) * NS_PER_HOUR
+        return commitments.drawdown_rate(covered.commitment, lease, book) * NS_PER_HOUR
     row = in_force(prices, now_ns) or prices[-1]
     if doing not in rule_for(rules, row.provider, row.purchase).billed_states:
         return Fraction(0)

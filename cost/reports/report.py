@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
 
-from cost.charges.attribution import Line
-from cost.charges.charge_status import least_firm
+from cost.charges.attribution import CostLine
+from cost.charges.charge_status import least_final
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import Money
 
@@ -130,7 +130,7 @@ class Report:
         return {name: sum(row.costs[name] for row in rows) for name in COSTS}
 
 
-def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequence[Line], **more: Any) -> Row:
+def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequence[CostLine], **more: Any) -> Row:
     """The sum of some lines in one currency."""
     categories: dict[str, int] = defaultdict(int)
     machines, skus, sources, flags = set(), set(), set(), set()
@@ -172,7 +172,7 @@ def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequ
         price_source=" | ".join(sorted(sources)),
         flags=tuple(sorted(flags | set(more.pop("flags", ())))),
         unpriced=unpriced,
-        status=least_firm({line.status for line in lines}),
+        status=least_final({line.status for line in lines}),
         list_pico=listed,
         contracted_pico=contracted,
         effective_pico=effective,

@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import floor
 
 from cost.charges import commitments
-from cost.charges.chargeback import COST_CENTER, Chargeback, required, set_chargeback
+from cost.charges.chargeback import COST_CENTER, Chargeback, required_names, set_chargeback
 from cost.charges.power import measured_watts
 from cost.clock import SystemClock
 from cost.ledger.ledger import Ledger
@@ -160,7 +160,7 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
 
 
 def _check_whom(ledger: Ledger, whom: Chargeback) -> None:
-    if lacking := whom.lacking(required(ledger)):
+    if lacking := whom.lacking(required_names(ledger)):
         keys = (
             "budget." + name if name in ("owner", "project", COST_CENTER) else f"+budget.tags.{name}"
             for name in lacking
@@ -171,7 +171,7 @@ def _check_whom(ledger: Ledger, whom: Chargeback) -> None:
         )
     if commitments.TAG in whom.tags:
         try:
-            commitments.known(ledger, whom.tags[commitments.TAG])
+            commitments.find_commitment(ledger, whom.tags[commitments.TAG])
         except LedgerError as error:
             raise ConfigError(f"budget.tags.{commitments.TAG}: {error}") from error
 

@@ -20,7 +20,7 @@ from sweeps.journal.messages import SUMMARY, words_in
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cost.charges.attribution import Line
+    from cost.charges.attribution import CostLine
     from cost.ledger.ledger import Ledger
     from cost.records import StoredEvent
 
@@ -46,10 +46,10 @@ class Costs:
         show: makes an amount a text.
     """
 
-    def __init__(self, lines: Iterable[Line], show: Callable[[Money], str]) -> None:
+    def __init__(self, lines: Iterable[CostLine], show: Callable[[Money], str]) -> None:
         self._show = show
         self._lines = list(lines)
-        self._by_attempt: dict[tuple[str, int], list[Line]] = defaultdict(list)
+        self._by_attempt: dict[tuple[str, int], list[CostLine]] = defaultdict(list)
         for line in self._lines:
             if line.trial_id:
                 self._by_attempt[line.trial_id, line.attempt].append(line)
@@ -62,7 +62,7 @@ class Costs:
         owed = "billing_increment"
         return self._sum([n for n in self._lines if (n.from_ns if n.category == owed else n.to_ns) <= at_ns])
 
-    def _sum(self, lines: list[Line]) -> str:
+    def _sum(self, lines: list[CostLine]) -> str:
         """Amounts in several currencies stand beside each other."""
         if any(line.unpriced for line in lines):
             return UNPRICED

@@ -15,7 +15,7 @@ from fractions import Fraction
 from math import floor
 
 from cost.budgets.spending import Holding
-from cost.charges.lease_charge import rules_of
+from cost.charges.lease_charge import billing_rules
 from cost.ledger.ledger import Ledger
 from cost.ledger.reservations import Reservation
 from cost.money import Money
@@ -306,7 +306,7 @@ class BudgetController:
         """What a machine costs that is given back at once: the first granule, or the minimum."""
         row, now_ns = self._row, self._ledger.now_ns()
         assert row is not None
-        rule = rule_for(rules_of(self._book), row.provider, row.purchase)
+        rule = rule_for(billing_rules(self._book), row.provider, row.purchase)
         watts = Decimal(str(self._cfg.machine.watts))
         return total(charge(now_ns, now_ns + 1, rule=rule, prices=(row,), cards=self._cfg.machine.cards, watts=watts))
 

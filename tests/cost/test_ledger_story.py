@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cost.charges import metered
 from cost.charges.attribution import attribute
-from cost.charges.commitments import Commitment, add
-from cost.charges.metered import Metered
+from cost.charges.commitments import Commitment, add_commitment
+from cost.charges.metered import MeteredResource
 from cost.clock import FakeClock
 from cost.close.check import run_checks
 from cost.ledger.ledger import Ledger
@@ -63,7 +63,7 @@ class Story(RuleBasedStateMachine):
         self.reports = 0
         self.reported: dict[UsageKey, int] = {}
         start, paid = self.clock.utc + 3600 * SECOND, Money.parse("77.77 USD")
-        add(self.ledger, Commitment("cb", "reserved", "cloud", "box", 2, paid, start, start + 10**14), ())
+        add_commitment(self.ledger, Commitment("cb", "reserved", "cloud", "box", 2, paid, start, start + 10**14), ())
 
     def lease_id(self, name: str) -> str:
         return f"{name}.{self.opened.get(name, 0)}"
@@ -109,7 +109,9 @@ class Story(RuleBasedStateMachine):
         with contextlib.suppress(LedgerError):
             start, number = self.ledger.lease_state(self.lease_id(name)).from_ns, sum(self.opened.values())
             terms = ("disk", DISK.purchase, DISK.region, DISK.kind, Decimal(gib), start, self.ledger.now_ns())
-            metered.add(self.ledger, Metered(f"{name}-{number}-{gib}", self.lease_id(name), *terms), DISK, ())
+            metered.add_resource(
+                self.ledger, MeteredResource(f"{name}-{number}-{gib}", self.lease_id(name), *terms), DISK, ()
+            )
 
     @rule(name=leases, sweep=sweeps, trial=trials, cards=st.sampled_from(["0.25", "0.333333", "1", "2", "4"]))
     def start(self, name, sweep, trial, cards):

@@ -16,7 +16,7 @@ from cost.bills.reader import load_maps, read_bill
 from cost.bills.reconcile import reconcile, taken_back
 from cost.bills.true_up import apply
 from cost.charges.attribution import attribute
-from cost.charges.commitments import Commitment, add
+from cost.charges.commitments import Commitment, add_commitment
 from cost.cli.reconcile import reconcile as reconcile_command
 from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
@@ -379,7 +379,7 @@ def bought(books) -> Commitment:
     one = Commitment(
         *("cb-7", "reserved", "lambda", "box", 8, Money.parse("900 USD")), START - 10 * HOUR * 10**9, START + 10**18
     )
-    add(books.ledger, one, ())
+    add_commitment(books.ledger, one, ())
     return one
 
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.charges.allocation import CATEGORIES, LeaseFacts, UsageFacts, allocate
-from cost.charges.lease_charge import cut
+from cost.charges.allocation import CATEGORIES, LeaseHistory, ReportedUsage, allocate
+from cost.charges.lease_charge import cut_segments
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.prices.billing import Segment
 from cost.records import OUTCOMES, PHASES, Attachment, Lease, LeaseState, Usage, UsageKey
@@ -29,7 +29,7 @@ def intervals(draw, open_ended: bool = True):
 
 
 @st.composite
-def leases(draw) -> LeaseFacts:
+def leases(draw) -> LeaseHistory:
     """Anything at all, also what the ledger would refuse: overlaps beyond the cards, reports beyond the time held."""
     cards = draw(st.integers(1, 8))
     lease = Lease("L", "i", "m", "sku", "p", cards, "USD", None)
@@ -49,8 +49,8 @@ def leases(draw) -> LeaseFacts:
         )
         phases = draw(durations)
         after = {kind: draw(st.integers(0, value)) for kind, value in phases.items()}
-        usages.append(UsageFacts(number, usage, phases, after))
-    return LeaseFacts(LeaseState(lease, 0, None, None, False, 0, ()), tuple(attachments), tuple(usages))
+        usages.append(ReportedUsage(number, usage, phases, after))
+    return LeaseHistory(LeaseState(lease, 0, None, None, False, 0, ()), tuple(attachments), tuple(usages))
 
 
 @st.composite
@@ -86,7 +86,7 @@ def test_every_segment_of_a_charge_is_attributed_exactly(facts, segments):
 @settings(max_examples=150, deadline=None)
 @given(leases(), charges(), st.lists(st.integers(-10, END + 60), max_size=6, unique=True))
 def test_cutting_a_charge_anywhere_changes_no_total(facts, segments, cuts):
-    pieces = cut(segments, sorted(cuts))
+    pieces = cut_segments(segments, sorted(cuts))
     assert sum(s.pico for s in pieces) == sum(s.pico for s in segments)
     assert all(not s.from_ns < c < s.to_ns for s in pieces for c in cuts)
     whole, cut_up = allocate(facts, segments), allocate(facts, pieces)
@@ -116,10 +116,10 @@ def test_claims_beyond_the_cards_are_seen_and_share_what_there_is(facts, segment
 def test_many_processes_that_claim_one_card_share_it_and_no_more():
     lease = Lease("L", "i", "m", "sku", "p", 1, "USD", None)
     usages = tuple(
-        UsageFacts(n, Usage(UsageKey("L", f"t{n}", 1), "s1", Decimal(1), 0, None, None, False, 0, {}, False), {})
+        ReportedUsage(n, Usage(UsageKey("L", f"t{n}", 1), "s1", Decimal(1), 0, None, None, False, 0, {}, False), {})
         for n in range(1, 4)
     )
-    facts = LeaseFacts(
+    facts = LeaseHistory(
         LeaseState(lease, 0, None, None, False, 0, ("s1",)), (Attachment("L", "s1", 0, None, None),), usages
     )
     found = allocate(facts, [Segment(0, 10, 100, "machine", "h")])

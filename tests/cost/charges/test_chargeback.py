@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 from typer.testing import CliRunner
 
-from cost.charges.chargeback import Chargeback, require, required, set_chargeback, sweeps_chargeback
+from cost.charges.chargeback import Chargeback, chargebacks_by_sweep, required_names, set_chargeback, set_required_names
 from cost.cli.main import app
 from cost.money import pico_of
 from cost.prices.billing import BillingRule
@@ -80,7 +80,7 @@ def test_the_latest_owner_of_a_sweep_counts_and_an_old_report_has_the_old_one(an
     clock.advance_seconds(HOUR)
     set_chargeback(books, "s1", Chargeback("cy"))
     set_chargeback(books, "s1", Chargeback("cy"))
-    assert sweeps_chargeback(books) == {"s1": Chargeback("cy")}
+    assert chargebacks_by_sweep(books) == {"s1": Chargeback("cy")}
     assert len(list(books.events("chargeback"))) == 2
     assert by(books, clock, "user") == {"ann": pico_of(8), "cy": pico_of(16)}
     assert by(books, clock, "user", as_of_ns=then) == {"ann": pico_of(8), "bob": pico_of(16)}
@@ -113,12 +113,15 @@ def test_what_the_books_require_is_asked_of_every_machine_opened_by_hand(tmp_pat
 
 
 def test_the_latest_requirement_counts(any_database, ledger, clock):
-    assert required(ledger) == ()
+    assert required_names(ledger) == ()
     for names in (["owner"], ["owner"], ["team", "cost_center"]):
         clock.advance_seconds(1)
-        require(ledger, names)
-    assert required(ledger) == ("team", "cost_center")
+        set_required_names(ledger, names)
+    assert required_names(ledger) == ("team", "cost_center")
     assert [event.kind for event in ledger.events("chargeback")] == ["required", "required"]
     set_chargeback(ledger, "s1", Chargeback("ann"))
-    assert (sweeps_chargeback(ledger), required(ledger)) == ({"s1": Chargeback("ann")}, ("team", "cost_center"))
-    assert Chargeback("ann", tags={"cost_center": "4711"}).lacking(required(ledger)) == ["team"]
+    assert (chargebacks_by_sweep(ledger), required_names(ledger)) == (
+        {"s1": Chargeback("ann")},
+        ("team", "cost_center"),
+    )
+    assert Chargeback("ann", tags={"cost_center": "4711"}).lacking(required_names(ledger)) == ["team"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cost.charges.attribution import attribute
-from cost.charges.commitments import Commitment, add, load, use
+from cost.charges.commitments import Commitment, add_commitment, commitment_usage, load_commitments
 from cost.cli.main import app
 from cost.clock import FakeClock
 from cost.close.check import run_checks
@@ -64,7 +64,7 @@ bought = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(bought, st.lists(held(), max_size=6), st.integers(0, 200), st.lists(st.integers(-10, 210), max_size=5))
 def test_what_is_used_and_what_is_not_sum_to_what_was_paid_for_by_then(one, states, now, cuts):
-    found = use([one], states, now, sorted(cuts))
+    found = commitment_usage([one], states, now, sorted(cuts))
     pieces = [(s.from_ns, s.to_ns, s.pico) for c in found.covered.values() for s in c.segments]
     pieces += [(u.from_ns, u.to_ns, u.pico) for u in found.unused]
     assert sum(pico for *_, pico in pieces) == one.amortised(now)
@@ -76,7 +76,7 @@ def test_what_is_used_and_what_is_not_sum_to_what_was_paid_for_by_then(one, stat
 @settings(max_examples=200, deadline=None)
 @given(bought, st.lists(held(), max_size=6), st.integers(0, 200), st.lists(st.integers(-10, 210), max_size=5))
 def test_cutting_it_anywhere_changes_what_no_lease_costs(one, states, now, cuts):
-    whole, pieces = (use([one], states, now, where).covered for where in ((), sorted(cuts)))
+    whole, pieces = (commitment_usage([one], states, now, where).covered for where in ((), sorted(cuts)))
     assert {k: sum(s.pico for s in c.segments) for k, c in whole.items()} == {
         k: sum(s.pico for s in c.segments) for k, c in pieces.items()
     }
@@ -85,7 +85,7 @@ def test_cutting_it_anywhere_changes_what_no_lease_costs(one, states, now, cuts)
 @settings(max_examples=200, deadline=None)
 @given(bought, st.lists(held(), max_size=6), st.integers(0, 200))
 def test_a_lease_is_covered_without_a_gap_and_never_outside_what_was_bought(one, states, now):
-    for lease_id, covered in use([one], states, now).covered.items():
+    for lease_id, covered in commitment_usage([one], states, now).covered.items():
         (state,) = [s for s in states if s.lease.lease_id == lease_id]
         edges = [s.from_ns for s in covered.segments] + [covered.segments[-1].to_ns]
         assert edges == sorted(set(edges))
@@ -107,7 +107,7 @@ def place(request, tmp_path) -> str:
 @pytest.fixture
 def books(ledger, clock, make_lease) -> Ledger:
     """Ten hours of eight cards for 100 USD; a lease of four of them from hour 1 to 3, and on to hour 12 another."""
-    add(ledger, block(), ())
+    add_commitment(ledger, block(), ())
     more = {"cards": 4, "sku": "box", "provider": "cloud", "purchase": "capacity_block", "tags": {"commitment": "cb-1"}}
     clock.advance(HOUR)
     ledger.open_lease(make_lease("L1", **more))
@@ -141,7 +141,7 @@ def test_a_savings_plan_is_used_by_what_is_spent_at_its_own_prices_not_by_cards(
     rows = (ROW, replace(ROW, price=Decimal(6), **plan), replace(ROW, sku="small", price=Decimal(3), **plan))
     later = replace(rows[1], price=Decimal(9), valid_from="2026-01-01T01:00:00Z")
     book = PriceBook((*rows, later))
-    add(ledger, block(cards=32, kind="savings_plan"), ())
+    add_commitment(ledger, block(cards=32, kind="savings_plan"), ())
     for lease_id, sku, hours in (("L1", "box", 2), ("L2", "small", 4), ("L3", "other", 1)):
         ledger.open_lease(make_lease(lease_id, sku=sku, provider="cloud", tags={"commitment": "cb-1"}))
         clock.advance(hours * HOUR)
@@ -157,7 +157,7 @@ def test_a_savings_plan_is_used_by_what_is_spent_at_its_own_prices_not_by_cards(
 
 def test_more_spent_than_a_savings_plan_has_is_shared_and_said(ledger, clock, make_lease):
     book = PriceBook((ROW, replace(ROW, price=Decimal(6), purchase="savings_plan")))
-    add(ledger, block(cards=32, kind="savings_plan"), ())
+    add_commitment(ledger, block(cards=32, kind="savings_plan"), ())
     for lease_id in ("L1", "L2"):
         ledger.open_lease(make_lease(lease_id, sku="box", provider="cloud", tags={"commitment": "cb-1"}))
     clock.advance(HOUR)
@@ -218,7 +218,7 @@ def test_finance_sees_a_purchase_amortised_use_and_what_was_unused(books, clock)
 
 def test_the_unit_price_of_an_odd_share_times_its_quantity_is_its_cost(ledger, clock):
     """750 USD over 2,880 card-hours is 0.260416..., which twelve places do not hold."""
-    add(ledger, block(price="750 USD", cards=16, hours=180), ())
+    add_commitment(ledger, block(price="750 USD", cards=16, hours=180), ())
     clock.advance_seconds(400 * 3600)
     cuts = focus.month_cuts(clock.utc - 400 * 3600 * 10**9, clock.utc)
     for row in focus.rows(attribute(ledger, BOOK, clock.utc, cuts=cuts, rules=RULES)):
@@ -226,19 +226,19 @@ def test_the_unit_price_of_an_odd_share_times_its_quantity_is_its_cost(ledger, c
 
 
 def test_what_was_bought_cannot_be_bought_again_otherwise_or_change_a_closed_month(any_database, books):
-    assert not add(books, block(), ())
+    assert not add_commitment(books, block(), ())
     with pytest.raises(IntegrityError, match=r"entered before with other terms: price 100 USD$"):
-        add(books, block(price="99 USD"), ())
+        add_commitment(books, block(price="99 USD"), ())
     with pytest.raises(IntegrityError, match="would change 2026-01, which is closed"):
-        add(books, block("cb-2"), ["2026-01"])
-    assert load(books) == [block()]
+        add_commitment(books, block("cb-2"), ["2026-01"])
+    assert load_commitments(books) == [block()]
 
 
 @pytest.mark.parametrize("change", [{"cards": 0}, {"hours": 0}, {"kind": "gift"}, {"price": "0 USD"}, {"name": " "}])
 def test_what_makes_no_sense_is_not_entered(ledger, change):
     with pytest.raises(LedgerError):
-        add(ledger, block(**change), ())
-    assert load(ledger) == []
+        add_commitment(ledger, block(**change), ())
+    assert load_commitments(ledger) == []
 
 
 def test_another_currency_than_that_of_the_lease_is_refused(books, clock, make_lease):
@@ -265,7 +265,7 @@ def test_a_lease_that_names_what_nobody_bought_is_flagged_and_found_until_it_is_
     (finding,) = run_checks(books, BOOK, clock.utc, rules=RULES)
     assert (finding.check, finding.where) == ("commitments", "lease L2")
     assert "python -m cost commitments add cb-9" in finding.what
-    add(books, block("cb-9"), ())
+    add_commitment(books, block("cb-9"), ())
     assert run_checks(books, BOOK, clock.utc, rules=RULES) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.charges.attribution import attribute
-from cost.charges.metered import Metered, add, load
+from cost.charges.metered import MeteredResource, add_resource, load_resources
 from cost.cli.main import app
 from cost.close.check import run_checks
 from cost.ledger.ledger import Ledger
@@ -65,9 +65,9 @@ def books(ledger, clock, make_lease) -> Ledger:
     return ledger
 
 
-def counted(row: PriceRow, quantity: str, start="2026-01-01", stop="2026-01-11", name="") -> Metered:
+def counted(row: PriceRow, quantity: str, start="2026-01-01", stop="2026-01-11", name="") -> MeteredResource:
     span = (instant_ns(start), instant_ns(stop))
-    return Metered(name or row.sku, "L1", row.sku, "on_demand", "", "list", Decimal(quantity), *span)
+    return MeteredResource(name or row.sku, "L1", row.sku, "on_demand", "", "list", Decimal(quantity), *span)
 
 
 def costs(books, clock, book=BOOK, storage="while_stopped", **scope) -> dict[str, int]:
@@ -77,7 +77,7 @@ def costs(books, clock, book=BOOK, storage="while_stopped", **scope) -> dict[str
 
 def test_each_resource_is_a_category_of_its_own_of_the_sweep_that_held_the_machine(any_database, books, clock):
     for row, quantity in ((SENT, "100"), (ASKED, "5000"), (FEE, "1")):
-        assert add(books, counted(row, quantity), row, ())
+        assert add_resource(books, counted(row, quantity), row, ())
     found = costs(books, clock, sweep_id="s1")
     del found["other"]
     assert found == {
@@ -91,14 +91,14 @@ def test_each_resource_is_a_category_of_its_own_of_the_sweep_that_held_the_machi
 
 @pytest.mark.parametrize(("storage", "days"), [("while_stopped", 31), ("while_running", 10), ("none", 0)])
 def test_a_disk_goes_on_costing_while_its_machine_is_stopped_or_not_by_its_providers_rule(books, clock, storage, days):
-    add(books, counted(DISK, "100", stop="2026-02-01"), DISK, ())
+    add_resource(books, counted(DISK, "100", stop="2026-02-01"), DISK, ())
     assert costs(books, clock, storage=storage).get("storage", 0) == days * pico_of(1)
     assert run_checks(books, BOOK, clock.utc, rules=rules(storage)) == []
 
 
 def test_a_disk_is_charged_at_the_prices_in_force(books, clock):
     book = PriceBook((*BOOK.rows, price("disk", "gib_month", "0.62", start="2026-01-11")))
-    add(books, counted(DISK, "100", stop="2026-01-21"), DISK, ())
+    add_resource(books, counted(DISK, "100", stop="2026-01-21"), DISK, ())
     assert costs(books, clock, book)["storage"] == pico_of(10) + pico_of(20)
     by_day = costs(books, clock, book, by="day")
     assert sum(by_day.values()) == sum(costs(books, clock, book).values())
@@ -107,11 +107,11 @@ def test_a_disk_is_charged_at_the_prices_in_force(books, clock):
 
 def test_the_same_again_changes_nothing_and_another_content_is_refused(any_database, books):
     one = counted(SENT, "100")
-    assert add(books, one, SENT, ())
-    assert not add(books, one, SENT, ())
+    assert add_resource(books, one, SENT, ())
+    assert not add_resource(books, one, SENT, ())
     with pytest.raises(IntegrityError, match=r"was entered before as 100 of .* to 2026-01-11T"):
-        add(books, replace(one, quantity=Decimal(99)), SENT, ())
-    assert load(books) == {"L1": [one]}
+        add_resource(books, replace(one, quantity=Decimal(99)), SENT, ())
+    assert load_resources(books) == {"L1": [one]}
 
 
 def test_what_makes_no_sense_or_changes_a_closed_month_is_not_entered(books):
@@ -123,14 +123,14 @@ def test_what_makes_no_sense_or_changes_a_closed_month_is_not_entered(books):
     ]
     for one, row, why in refused:
         with pytest.raises(LedgerError, match=why):
-            add(books, one, row, ())
+            add_resource(books, one, row, ())
     with pytest.raises(IntegrityError, match="would change 2026-01, which is closed"):
-        add(books, counted(SENT, "1"), SENT, ["2026-01"])
-    assert load(books) == {}
+        add_resource(books, counted(SENT, "1"), SENT, ["2026-01"])
+    assert load_resources(books) == {}
 
 
 def test_finance_sees_a_quantity_and_a_unit(books, clock):
-    add(books, counted(SENT, "100"), SENT, ())
+    add_resource(books, counted(SENT, "100"), SENT, ())
     cuts = focus.month_cuts(instant_ns(START), clock.utc)
     found = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=rules("none"))))
     (row,) = [row for row in found if row["x_Category"] == "egress"]
@@ -159,9 +159,9 @@ def desk(ledger, clock, make_lease) -> Ledger:
     return ledger
 
 
-def kwh(quantity: str, first: int = 0, last: int = 4, name="meter") -> Metered:
+def kwh(quantity: str, first: int = 0, last: int = 4, name="meter") -> MeteredResource:
     hours = [instant_ns(START) + hour * 3600 * 10**9 for hour in (first, last)]
-    return Metered(name, "L1", "power", "own", "", "list", Decimal(quantity), *hours)
+    return MeteredResource(name, "L1", "power", "own", "", "list", Decimal(quantity), *hours)
 
 
 def test_what_a_meter_counted_takes_the_place_of_the_watts_and_is_the_trials_too(any_database, desk, clock):
@@ -179,7 +179,7 @@ def test_what_a_meter_counted_takes_the_place_of_the_watts_and_is_the_trials_too
     }
     assert found() == by_watts
     # The meter was read after the third hour: 3 kWh instead of 1.2.
-    assert add(desk, kwh("3", last=3), OWN, ())
+    assert add_resource(desk, kwh("3", last=3), OWN, ())
     counted = {
         "startup": pico_of(Decimal("0.25")),
         "other": pico_of(Decimal("0.5")),
@@ -193,18 +193,18 @@ def test_what_a_meter_counted_takes_the_place_of_the_watts_and_is_the_trials_too
 
 
 def test_an_odd_quantity_is_split_to_the_last_digit(desk, clock):
-    add(desk, kwh("1.000000000007"), OWN, ())
+    add_resource(desk, kwh("1.000000000007"), OWN, ())
     report = grouped_report(desk, PriceBook((OWN,)), Scope(by="category"), clock.utc, rules=OWN_RULES)
     assert report.total_pico == 250_000_000_001, "1.75 of a digit, floored once"
     assert run_checks(desk, PriceBook((OWN,)), clock.utc, rules=OWN_RULES) == []
 
 
 def test_the_energy_of_an_hour_is_counted_once(desk):
-    assert add(desk, kwh("1", last=2), OWN, ())
-    assert not add(desk, kwh("1", last=2), OWN, ())
+    assert add_resource(desk, kwh("1", last=2), OWN, ())
+    assert not add_resource(desk, kwh("1", last=2), OWN, ())
     with pytest.raises(IntegrityError, match="meter has the energy of a part of that time already: 1 kWh"):
-        add(desk, kwh("1", first=1, name="again"), OWN, ())
-    assert add(desk, kwh("1", first=2, name="on"), OWN, ())
+        add_resource(desk, kwh("1", first=1, name="again"), OWN, ())
+    assert add_resource(desk, kwh("1", first=2, name="on"), OWN, ())
 
 
 def test_kwh_are_refused_for_a_machine_that_is_not_priced_by_them(tmp_path):
@@ -253,6 +253,8 @@ def test_on_the_command_line(tmp_path: Path, books):
     fee = ["leases", "meter", "L1", "--sku", "setup", "--quantity", "1", "--id", "f1", "--from", "2026-01-03", *places]
     for _ in range(2):
         assert runner.invoke(app, fee, catch_exceptions=False).output == "f1\n"
-    assert load(books)["L1"][-1].to_ns == instant_ns("2026-01-03"), "a fee is of one moment, not of the days since"
+    assert load_resources(books)["L1"][-1].to_ns == instant_ns("2026-01-03"), (
+        "a fee is of one moment, not of the days since"
+    )
     assert runner.invoke(app, ["check", *places]).output == ""
     assert runner.invoke(app, [*meter[:4], "unknown", *meter[5:]]).exit_code == 2

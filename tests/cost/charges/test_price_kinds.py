@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost.charges.attribution import attribute
-from cost.charges.commitments import Commitment, add
-from cost.charges.lease_charge import cut
-from cost.charges.price_kinds import PriceKinds
+from cost.charges.commitments import Commitment, add_commitment
+from cost.charges.lease_charge import cut_segments
+from cost.charges.price_kinds import AlternativePrices
 from cost.clock import NS_PER_SECOND
 from cost.money import Money, pico_of
 from cost.prices.billing import BillingRule, charge
@@ -152,7 +152,7 @@ def test_what_a_commitment_pays_for_has_its_list_and_contracted_price_and_only_t
     bought = Commitment(
         *("cb", "reserved", "cloud", "box", 8, Money.parse("60 USD")), clock.utc, clock.utc + 10 * NS_PER_HOUR
     )
-    add(ledger, bought, ())
+    add_commitment(ledger, bought, ())
     ledger.open_lease(make_lease("L1", sku="box", provider="cloud", tags={"commitment": "cb"}))
     clock.advance_seconds(4 * HOUR)
     ledger.close_lease("L1", "done")
@@ -172,7 +172,7 @@ def test_another_currency_converts_each_of_them_and_what_was_paid(ledger, clock,
     (folder / "fx.yaml").write_text(f"rates:\n  - {rate}\n", encoding="utf-8")
     book = PriceBook(BOOK.rows, str(folder))
     bought = Commitment("cb", "reserved", "cloud", "x", 8, Money.parse("60 USD"), clock.utc, clock.utc + NS_PER_HOUR)
-    add(ledger, bought, ())
+    add_commitment(ledger, bought, ())
     ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=BOOK.rows[2].hash))
     clock.advance_seconds(HOUR)
     report = grouped_report(ledger, book, Scope(by="category", currency="EUR"), clock.utc, rules=RULES)
@@ -203,9 +203,9 @@ def test_the_list_cost_is_the_billed_time_at_the_list_price_wherever_it_is_cut(l
     start = rows[0].from_ns
     segments = charge(start, start + held, rule=RULES[0], prices=rows[1:], cards=8, ended="user")
     rate = pico_per_hour(rows[1], 8) / NS_PER_HOUR
-    pieces = cut(segments, sorted(start + c for c in cuts), lambda _: rate)
+    pieces = cut_segments(segments, sorted(start + c for c in cuts), lambda _: rate)
     assert [p.paid_ns for p in pieces] == [p.to_ns - p.from_ns for p in pieces]
-    found = PriceKinds(lease, {rows[1].hash: rows[1]}, book).of(pieces, [False] * len(pieces))
+    found = AlternativePrices(lease, {rows[1].hash: rows[1]}, book).of(pieces, [False] * len(pieces))
     seconds = -(-held // (60 * NS_PER_SECOND)) * 60
     exact = Fraction(rows[0].price) * PICO * seconds / 3600
     assert sum(k.list_pico for k in found if k) == exact.numerator // exact.denominator
@@ -214,9 +214,9 @@ def test_the_list_cost_is_the_billed_time_at_the_list_price_wherever_it_is_cut(l
 
 @given(st.tuples(*[st.integers(-(10**20), 10**20)] * 3), st.lists(st.integers(0, 10**9), min_size=1, max_size=9))
 def test_parts_of_each_kind_sum_to_the_whole(amounts, weights):
-    from cost.charges.price_kinds import Kinds
+    from cost.charges.price_kinds import PriceKindAmounts
 
-    parts = Kinds(*amounts).split(weights)
+    parts = PriceKindAmounts(*amounts).split(weights)
     assert (
         tuple(map(sum, zip(*((p.list_pico, p.contracted_pico, p.effective_pico) for p in parts), strict=True)))
         == amounts

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from cost.charges.lease_charge import cut, lease_charge
+from cost.charges.lease_charge import charge_lease_time, cut_segments
 from cost.clock import NS_PER_SECOND
 from cost.close.check import run_checks
 from cost.close.close_month import close_month
@@ -146,8 +146,8 @@ def test_what_lies_before_a_cut_never_changes_as_time_goes_on(price, nows, cuts)
     edges = sorted(start + c for c in cuts)
     pieces = []
     for now in sorted(start + n for n in nows):
-        segments = lease_charge(state, (row,), (RULE,), now)
-        done = cut(segments, edges, lambda _: pico_per_hour(row, 8) / (3600 * NS_PER_SECOND))
+        segments = charge_lease_time(state, (row,), (RULE,), now)
+        done = cut_segments(segments, edges, lambda _: pico_per_hour(row, 8) / (3600 * NS_PER_SECOND))
         assert sum(s.pico for s in done) == sum(s.pico for s in segments)
         pieces.append([s for s in done if s.category == "machine"])
     early, late = pieces

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from cost.charges import metered
 from cost.charges.attribution import attribute
-from cost.charges.lease_charge import cut, lease_charge
-from cost.charges.metered import Metered
+from cost.charges.lease_charge import charge_lease_time, cut_segments
+from cost.charges.metered import MeteredResource
 from cost.cli.main import app
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.close.check import run_checks
@@ -119,8 +119,10 @@ def test_stopped_time_is_of_the_sweeps_that_stayed_attached_and_of_nobody_else(b
 @pytest.mark.parametrize(("storage", "hours"), [("while_stopped", 6.5), ("while_running", 3)])
 def test_a_disk_goes_on_costing_while_its_machine_is_stopped_by_its_providers_rule(books, clock, storage, hours):
     rules = (rule(storage=storage),)
-    disk = Metered("d", "L1", "disk", "on_demand", "", "list", Decimal(744), START, START + round(6.5 * NS_PER_HOUR))
-    metered.add(books, disk, BOOK.rows[1], ())
+    disk = MeteredResource(
+        "d", "L1", "disk", "on_demand", "", "list", Decimal(744), START, START + round(6.5 * NS_PER_HOUR)
+    )
+    metered.add_resource(books, disk, BOOK.rows[1], ())
     cost, _ = by_category(books, clock, rules)["storage"]
     assert 0 <= pico_of(Decimal("0.31") * Decimal(str(hours))) - cost <= 2, "744 GiB for an hour are one for a month"
     assert run_checks(books, BOOK, clock.utc, rules=rules) == []
@@ -213,7 +215,7 @@ def test_every_shipped_rule_bills_a_state_or_not_as_it_says(one):
     for state in known_states(load_rules()):
         changes = [Change("L1", state, START + 4 * NS_PER_HOUR), Change("L1", "running", START + 8 * NS_PER_HOUR)]
         held = LeaseState(lease, START, end, "done", True, START, ())
-        cost = sum(s.pico for s in lease_charge(held, [row], load_rules(), end, changes))
+        cost = sum(s.pico for s in charge_lease_time(held, [row], load_rules(), end, changes))
         assert cost == pico_of(3600) * (12 if state in one.billed_states else 8), state
 
 
@@ -230,7 +232,7 @@ def test_runs_are_charged_one_by_one_without_a_gap_and_cutting_changes_nothing(a
     end = START + held
     state = LeaseState(lease, START, end if closed else None, "done" if closed else None, closed, START, ())
     changes = [Change("L1", ("stopped", "running")[n % 2], START + t) for n, t in enumerate(at)]
-    segments = lease_charge(state, [row], RULES, end, changes)
+    segments = charge_lease_time(state, [row], RULES, end, changes)
     time = [s for s in segments if s.category == "machine"]
     assert (time[0].from_ns, time[-1].to_ns) == (START, end)
     assert all(a.to_ns == b.from_ns for a, b in pairwise(time))
@@ -243,7 +245,7 @@ def test_runs_are_charged_one_by_one_without_a_gap_and_cutting_changes_nothing(a
     ]
     assert sum(s.pico for s in segments) == sum(s.pico for run in expected for s in run)
     edges = sorted(START + c for c in cuts)
-    pieces = cut(segments, edges, lambda _: pico_per_hour(row, 8) / NS_PER_HOUR)
+    pieces = cut_segments(segments, edges, lambda _: pico_per_hour(row, 8) / NS_PER_HOUR)
     assert sum(s.pico for s in pieces) == sum(s.pico for s in segments)
     assert sum(s.paid_ns for s in pieces) == sum(s.paid_ns for s in segments)
     assert not [s for s in pieces for c in edges if s.from_ns < c < s.to_ns]

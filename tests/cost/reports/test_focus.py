@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from cost.charges import metered
-from cost.charges.attribution import Lines, attribute
-from cost.charges.charge_status import note_invoice
-from cost.charges.commitments import Commitment, add
-from cost.charges.metered import Metered
+from cost.charges.attribution import Attribution, attribute
+from cost.charges.charge_status import record_invoice
+from cost.charges.commitments import Commitment, add_commitment
+from cost.charges.metered import MeteredResource
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import Change, set_state
@@ -87,7 +87,7 @@ class Books:
         self.ledger.add_phases(key, 1, {"rollout": ns // 3, "train": ns // 3})
         self.ledger.end_usage(key, "COMPLETED")
 
-    def lines(self, **changes) -> Lines:
+    def lines(self, **changes) -> Attribution:
         now = self.clock.utc
         cuts = focus.month_cuts(START - 1, now + 1)
         return attribute(self.ledger, BOOK, now, cuts=cuts, rules=RULES, **changes)
@@ -101,7 +101,7 @@ def books(tmp_path):
 
 
 @pytest.fixture
-def full(books) -> Lines:
+def full(books) -> Attribution:
     books.lease("L1", "box", account="acc-1", region="eu-1", tags={"team": "rl"})
     books.trial("L1", "t1", 3)
     books.clock.advance_seconds(7)
@@ -123,11 +123,13 @@ def full(books) -> Lines:
 
 
 @pytest.fixture
-def everything(books, full) -> Lines:
+def everything(books, full) -> Attribution:
     """Those, and all else there is a kind of row for: a commitment, disks, traffic, a refund, a stop, a fee."""
     start = books.clock.utc
     paid = Money.parse("60 USD")
-    add(books.ledger, Commitment("cb", "reserved", "cloud", "box", 8, paid, start, start + 10 * HOUR * 10**9), ())
+    add_commitment(
+        books.ledger, Commitment("cb", "reserved", "cloud", "box", 8, paid, start, start + 10 * HOUR * 10**9), ()
+    )
     books.lease("L5", "box", tags={"commitment": "cb"}, region="eu-1")
     books.trial("L5", "t5", 4)
     books.ledger.close_lease("L5", "done")
@@ -138,11 +140,11 @@ def everything(books, full) -> Lines:
     books.clock.advance_seconds(HOUR)
     books.ledger.close_lease("L6", "done")
     for number, sku in enumerate(("disk", "sent", "asked", "setup")):
-        one = Metered(sku, "L1", sku, "on_demand", "", "list", Decimal(3), START, START + HOUR * 10**9)
-        metered.add(books.ledger, one, BOOK.in_force(sku, START), ())
+        one = MeteredResource(sku, "L1", sku, "on_demand", "", "list", Decimal(3), START, START + HOUR * 10**9)
+        metered.add_resource(books.ledger, one, BOOK.in_force(sku, START), ())
         category = ("fee", "refund", "storage", "fx")[number]
         books.ledger.add_correction(Correction(f"k{number}", "L1", category, number + 1, "USD", START, "by hand"))
-    note_invoice(books.ledger, "sha256", {"L2": [(START, books.clock.utc)]}, "R-17")
+    record_invoice(books.ledger, "sha256", {"L2": [(START, books.clock.utc)]}, "R-17")
     return books.lines()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.charges.chargeback import Chargeback, require, sweeps_chargeback
+from cost.charges.chargeback import Chargeback, chargebacks_by_sweep, set_required_names
 from cost.charges.power import STREAM
 from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import Change, set_state
@@ -35,7 +35,7 @@ def test_a_sweep_that_joins_a_lease_is_charged_to_its_own(ledger):
     ann, bob = (compose(["+stage=smoke", f"budget.owner={name}"]) for name in ("ann", "bob"))
     first = hold_machine(ann, ledger, "s1", find_price(ann))
     assert hold_machine(bob, ledger, "s2", find_price(bob)) == first
-    assert sweeps_chargeback(ledger) == {"s1": Chargeback("ann"), "s2": Chargeback("bob")}
+    assert chargebacks_by_sweep(ledger) == {"s1": Chargeback("ann"), "s2": Chargeback("bob")}
 
 
 def test_a_sweep_that_has_ended_and_whose_machine_stayed_leaves_it_to_the_next(ledger):
@@ -67,17 +67,17 @@ def test_a_machine_that_the_books_have_as_stopped_is_refused_with_the_command_th
     set_state(ledger, Change(lease_id, "stopped", ledger.now_ns()), load_rules())
     with pytest.raises(ConfigError, match=rf"machine=cpu: lease {lease_id} is stopped since .*leases start {lease_id}"):
         hold_machine(cfg, ledger, "s2", find_price(cfg))
-    assert set(sweeps_chargeback(ledger)) == {"s1"}, "nothing of the refused sweep was written"
+    assert set(chargebacks_by_sweep(ledger)) == {"s1"}, "nothing of the refused sweep was written"
 
 
 def test_a_sweep_that_lacks_what_the_books_require_or_names_what_nobody_bought_holds_nothing(ledger):
-    require(ledger, ["project", "team", "cost_center"])
+    set_required_names(ledger, ["project", "team", "cost_center"])
     cfg = compose(["+stage=smoke", "budget.project=ladder"])
     with pytest.raises(
         ConfigError, match=r"require team, cost_center .* add \+budget.tags.team=NAME budget.cost_center="
     ):
         hold_machine(cfg, ledger, "s1", find_price(cfg))
-    require(ledger, [])
+    set_required_names(ledger, [])
     cfg = compose(["+stage=smoke", "+budget.tags.commitment=cb-9"])
     with pytest.raises(ConfigError, match=r"budget.tags.commitment: there is no commitment 'cb-9'"):
         hold_machine(cfg, ledger, "s1", find_price(cfg))
