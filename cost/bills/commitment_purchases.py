@@ -21,10 +21,10 @@ from cost.records import Lease
 PURCHASE = "purchase"
 """The kind of a bill line that pays for a commitment, and of its comparison."""
 
-Bought = Sequence[tuple[Commitment, Sequence[BillLine]]]
+BilledPurchases = Sequence[tuple[Commitment, Sequence[BillLine]]]
 
 
-def match(bill: Bill, known: Iterable[Commitment]) -> tuple[Bought, list[BillLine]]:
+def match_purchases(bill: Bill, known: Iterable[Commitment]) -> tuple[BilledPurchases, list[BillLine]]:
     """The lines of purchases by the commitment that they name, and all others; an unknown purchase is a fee."""
     by_name = {one.name: one for one in known if bill.map.provider in ("", one.provider)}
     found: dict[str, list[BillLine]] = defaultdict(list)
@@ -45,7 +45,9 @@ def _names(*ids: str) -> set[str]:
     return {tail.removeprefix("commitment:") for tail in tails} - {""}
 
 
-def compare(bill: Bill, bought: Bought, rates: Sequence[Rate], notes: list[Conversion]) -> list[Comparison]:
+def compare_purchases(
+    bill: Bill, bought: BilledPurchases, rates: Sequence[Rate], notes: list[Conversion]
+) -> list[Comparison]:
     """One comparison for each commitment that the bill has a payment of. Raises MissingRateError."""
     found = []
     for one, lines in bought:
@@ -67,8 +69,8 @@ def compare(bill: Bill, bought: Bought, rates: Sequence[Rate], notes: list[Conve
     return found
 
 
-def not_on(
-    bill: Bill, known: Iterable[Commitment], bought: Bought, providers: Iterable[str]
+def purchases_not_billed(
+    bill: Bill, known: Iterable[Commitment], bought: BilledPurchases, providers: Iterable[str]
 ) -> list[tuple[Lease, int]]:
     """Commitments that begin in the bill's days and are not on it."""
     first, last = period_of(bill)

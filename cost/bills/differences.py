@@ -10,8 +10,8 @@ from cost.records import Lease
 NS = 10**9
 DAY_NS = 86_400 * NS
 # Categories of the ledger that a bill shows as charges of their own; everything else is machine time.
-APART = {"storage": "storage", "egress": "egress", "requests": "storage", "fee": "fee", "tax": "tax"}
-APART |= {"credit": "credit", "refund": "credit"}
+SEPARATE_KINDS = {"storage": "storage", "egress": "egress", "requests": "storage", "fee": "fee", "tax": "tax"}
+SEPARATE_KINDS |= {"credit": "credit", "refund": "credit"}
 KIND = {"requests": "storage", "refund": "credit"}
 """Kinds of bill line that are compared as another."""
 CAUSES = (

@@ -26,11 +26,11 @@ from cost.money import pico_of
 from cost.prices.book import DEFAULT_FOLDER, PriceError, instant_ns
 
 KINDS = ("machine", "storage", "egress", "requests", "fee", "tax", "credit", "refund", "purchase")
-FACTS = (
+FIELDS = (
     *("resource", "commitment", "start", "end", "amount", "currency", "quantity", "unit", "category", "description"),
     "invoice",
 )
-NEEDED = ("resource", "start", "amount")
+REQUIRED_FIELDS = ("resource", "start", "amount")
 _TOTAL = re.compile(r"\s*((grand|sub)[ -]?)?(total|sum)\b.*|\s*(合计|总计|小计|总额).*", re.IGNORECASE)
 _AMOUNT = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
 _DAY_NS = 86_400 * 10**9
@@ -106,7 +106,7 @@ def read_map(file: Path) -> BillMap:
     """One column map. Raises BillError naming the key that is missing or wrong."""
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-        columns = {fact: tuple(raw["columns"].get(fact) or ()) for fact in FACTS}
+        columns = {fact: tuple(raw["columns"].get(fact) or ()) for fact in FIELDS}
         found = BillMap(
             name=raw["name"],
             provider=raw["provider"],
@@ -144,7 +144,7 @@ def read_bill(path: Path, maps: Sequence[BillMap], *, name: str = "") -> Bill:
     text = _decoded(content, path)
     header, rows = _rows(text, path)
     chosen = _fitting(header, maps, path, name)
-    position = {fact: _position(header, chosen.columns[fact]) for fact in FACTS}
+    position = {fact: _position(header, chosen.columns[fact]) for fact in FIELDS}
     reader = _LineReader(path, chosen, header, position)
     lines: list[BillLine] = []
     stated: list[tuple[int, int]] = []
@@ -208,11 +208,11 @@ def _fitting(header: Sequence[str], maps: Sequence[BillMap], path: Path, name: s
         maps = [m for m in maps if m.name == name]
         if not maps:
             raise BillError(f"no column map is called {name!r}; add one to conf/pricing/bills")
-    found = {m.name: {f for f in FACTS if _position(header, m.columns[f]) is not None} for m in maps}
-    fits = [m for m in maps if found[m.name] >= set(NEEDED)]
+    found = {m.name: {f for f in FIELDS if _position(header, m.columns[f]) is not None} for m in maps}
+    fits = [m for m in maps if found[m.name] >= set(REQUIRED_FIELDS)]
     if not fits:
         wanted = maps[0] if name else None
-        lacking = [f for f in NEEDED if wanted and f not in found[wanted.name]]
+        lacking = [f for f in REQUIRED_FIELDS if wanted and f not in found[wanted.name]]
         hint = f"map {name} finds no column for {lacking[0]} " if lacking else "no column map fits "
         raise BillError(
             f"{path}: {hint}in the columns {', '.join(header[:12])}; copy conf/pricing/bills/instances.yaml and name "

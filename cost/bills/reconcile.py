@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from cost.bills import commitment_purchases
-from cost.bills.differences import APART, DAY_NS, KIND, NS, Cause, Comparison, Reconciliation
+from cost.bills.differences import DAY_NS, KIND, NS, SEPARATE_KINDS, Cause, Comparison, Reconciliation
 from cost.bills.reader import Bill, BillLine, period_of
 from cost.charges import commitments
 from cost.charges.attribution import CostLine, attribute
@@ -30,7 +30,7 @@ _MATCH_SLACK_NS = 3600 * NS
 
 
 @dataclass(frozen=True)
-class _Books:
+class _LedgerCosts:
     """What the ledger says: lines cut at days, and the prices."""
 
     lines: dict[str, list[CostLine]]
@@ -59,19 +59,19 @@ def reconcile(
     found = attribute(ledger, book, now_ns, cuts=cuts, rules=rules)
     by_lease: dict[str, list[CostLine]] = defaultdict(list)
     for line in found.lines:
-        if first <= line.from_ns < last and on_a_bill(line):
+        if first <= line.from_ns < last and is_billable(line):
             by_lease[line.lease.lease_id].append(line)
     states = {s.lease.lease_id: s for s in found.leases}
-    books = _Books(by_lease, book, rates, rules)
+    books = _LedgerCosts(by_lease, book, rates, rules)
     notes: list[Conversion] = []
-    bought, rest = commitment_purchases.match(bill, commitments.load_commitments(ledger))
-    comparisons = commitment_purchases.compare(bill, bought, rates, notes)
+    bought, rest = commitment_purchases.match_purchases(bill, commitments.load_commitments(ledger))
+    comparisons = commitment_purchases.compare_purchases(bill, bought, rates, notes)
     matched, missing = _match(bill, rest, found.leases)
     for lease_id, lines in matched.items():
         comparisons += _compare_lease(books, states[lease_id].lease, lines, (first, last), notes)
     providers = {states[lease_id].lease.provider for lease_id in matched} | {bill.map.provider} - {""}
     providers |= {one.provider for one, _ in bought}
-    unbilled = commitment_purchases.not_on(bill, commitments.load_commitments(ledger), bought, providers)
+    unbilled = commitment_purchases.purchases_not_billed(bill, commitments.load_commitments(ledger), bought, providers)
     for lease_id, lines in by_lease.items():
         pico = sum(line.pico for line in lines)
         lease = states[lease_id].lease
@@ -80,7 +80,7 @@ def reconcile(
     return Reconciliation(bill, tuple(comparisons), tuple(missing), tuple(unbilled), rate_notes(notes))
 
 
-def on_a_bill(line: CostLine) -> bool:
+def is_billable(line: CostLine) -> bool:
     """Whether it is charged for itself: not own hardware, not simulated, not paid for by a commitment's purchase."""
     return not line.imputed and not line.lease.simulated and not line.commitment
 
@@ -116,7 +116,7 @@ def _overlap(line: BillLine, state: LeaseState) -> int:
 
 
 def _compare_lease(
-    books: _Books, lease: Lease, lines: list[BillLine], period: tuple[int, int], notes: list[Conversion]
+    books: _LedgerCosts, lease: Lease, lines: list[BillLine], period: tuple[int, int], notes: list[Conversion]
 ) -> list[Comparison]:
     daily = all(line.from_ns // DAY_NS == (max(line.to_ns, line.from_ns + 1) - 1) // DAY_NS for line in lines)
     billed: dict[tuple[int, str], list[BillLine]] = defaultdict(list)
@@ -126,7 +126,7 @@ def _compare_lease(
         billed[day, KIND.get(line.kind, line.kind)].append(line)
     for line in books.lines.get(lease.lease_id, []):
         day = line.from_ns // DAY_NS if daily else 0
-        booked[day, APART.get(line.category, "machine")].append(line)
+        booked[day, SEPARATE_KINDS.get(line.category, "machine")].append(line)
     found = []
     for day, kind in sorted({*billed, *booked}):
         span = (day * DAY_NS, (day + 1) * DAY_NS) if daily else period
@@ -135,7 +135,7 @@ def _compare_lease(
 
 
 def _compare(
-    books: _Books,
+    books: _LedgerCosts,
     lease: Lease,
     kind: str,
     span: tuple[int, int],
@@ -171,13 +171,13 @@ def _who_says(made: Comparison, booked: Sequence[CostLine]) -> str:
     return f"the bill and the books{entered} have {made.kind} of different amounts"
 
 
-def taken_back(done: Reconciliation) -> list[Comparison]:
+def manual_conflicts(done: Reconciliation) -> list[Comparison]:
     """Those that truing up would change against what a person entered by hand."""
     return [one for one in done.comparisons if one.by_hand_pico and one.difference]
 
 
 def _explain(
-    books: _Books, made: Comparison, billed: list[BillLine], booked: list[CostLine], foreign: bool
+    books: _LedgerCosts, made: Comparison, billed: list[BillLine], booked: list[CostLine], foreign: bool
 ) -> list[Cause]:
     """Causes of a difference in machine time; they sum to it."""
     lease, difference = made.lease, made.difference
@@ -225,7 +225,7 @@ def _time_cause(pico: int, hours: Fraction, lines: int) -> Cause:
     return Cause("unbilled_time", pico, f"{float(-hours):.4f} h in the books that are not on the bill")
 
 
-def _without_hours(books: _Books, made: Comparison, booked: list[CostLine], foreign: bool) -> Cause:
+def _without_hours(books: _LedgerCosts, made: Comparison, booked: list[CostLine], foreign: bool) -> Cause:
     """The bill gives no time: is it another price of the book, or the exchange rate?"""
     lease = made.lease
     rows = {line.price for line in booked if line.price is not None}

@@ -12,9 +12,9 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 
 from cost.bills.commitment_purchases import PURCHASE
-from cost.bills.differences import APART, DAY_NS, Cause, Comparison, Reconciliation
+from cost.bills.differences import DAY_NS, SEPARATE_KINDS, Cause, Comparison, Reconciliation
 from cost.bills.reader import Bill, period_of
-from cost.bills.reconcile import on_a_bill
+from cost.bills.reconcile import is_billable
 from cost.charges.attribution import BY_BILL, CostLine, attribute
 from cost.charges.charge_status import record_invoice
 from cost.money import largest_remainder
@@ -44,7 +44,7 @@ def corrections(done: Reconciliation, ledger_lines: Sequence[CostLine]) -> list[
         lines = [
             line
             for line in by_lease[one.lease.lease_id]
-            if one.from_ns <= line.from_ns < one.to_ns and APART.get(line.category, "machine") == "machine"
+            if one.from_ns <= line.from_ns < one.to_ns and SEPARATE_KINDS.get(line.category, "machine") == "machine"
         ]
         for cause in one.causes:
             found += _spread(done.bill, one, cause, lines)
@@ -107,7 +107,7 @@ def apply(
     first, last = period_of(done.bill)
     cuts = list(range(first, last + DAY_NS, DAY_NS))
     lines = attribute(ledger, book, now_ns, cuts=cuts, rules=rules).lines
-    within = [line for line in lines if first <= line.from_ns < last and on_a_bill(line)]
+    within = [line for line in lines if first <= line.from_ns < last and is_billable(line)]
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for one in done.comparisons:
         if one.kind != PURCHASE or not one.difference:

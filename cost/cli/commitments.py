@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json, table_text
 
 commitments_app = typer.Typer(
     no_args_is_help=True,
@@ -35,7 +35,7 @@ def add_commitment(
     from cost.money import Money
     from cost.periods import instant_in, zone_of
 
-    with opened(root, db, write=True, create=True) as ledger:
+    with open_ledger(root, db, write=True, create=True) as ledger:
         start, stop = (instant_in(text, zone_of("UTC")) for text in (since, until))
         paid = Money.parse(price)
         add_commitment(
@@ -53,7 +53,7 @@ def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing 
     from cost.prices.book import PriceBook
     from cost.reports.csv_json import utc_text
 
-    with opened(root, db) as ledger:
+    with open_ledger(root, db) as ledger:
         bought, now = load_commitments(ledger), ledger.now_ns()
         used = commitment_usage(bought, ledger.leases(), now, book=PriceBook.load(pricing))
     body = []

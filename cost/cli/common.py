@@ -23,7 +23,7 @@ DEFAULT_ROOT = Path("runs")
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """What the ledger or the price book refuses is one message and exit code 2, not a traceback."""
     from cost.money import MoneyError
     from cost.prices.book import PriceError
@@ -36,17 +36,17 @@ def refusing() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def place_of(root: Path, db: str | None) -> str | Path:
+def ledger_location(root: Path, db: str | None) -> str | Path:
     """Where the ledger of a root folder is."""
     return db or root / "ledger.db"
 
 
 @contextmanager
-def opened(root: Path, db: str | None, *, write: bool = False, create: bool = False) -> Iterator[Ledger]:
+def open_ledger(root: Path, db: str | None, *, write: bool = False, create: bool = False) -> Iterator[Ledger]:
     """The ledger of a root folder, for reading unless `write`; errors are refusals."""
     from cost.ledger.ledger import Ledger
 
-    with refusing(), Ledger.open(place_of(root, db), create=create, read_only=not write) as ledger:
+    with exit_on_error(), Ledger.open(ledger_location(root, db), create=create, read_only=not write) as ledger:
         yield ledger
 
 

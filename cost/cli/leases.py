@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json, table_text
 
 if TYPE_CHECKING:
     from cost.charges.chargeback import Chargeback
     from cost.ledger.ledger import Ledger
-    from cost.reports.lease_status import Held
+    from cost.reports.lease_status import LeaseStatus
 
 leases_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Machines held: list them; open, stop, start, close them by hand."
@@ -40,12 +40,12 @@ def list_leases(
     from cost.prices.book import PriceBook
     from cost.reports import unaccounted
     from cost.reports.csv_json import UNPRICED, utc_text
-    from cost.reports.lease_status import machines
+    from cost.reports.lease_status import lease_statuses
 
-    with opened(root, db) as ledger:
-        found = machines(ledger, PriceBook.load(pricing), ledger.now_ns(), only_open=only_open)
+    with open_ledger(root, db) as ledger:
+        found = lease_statuses(ledger, PriceBook.load(pricing), ledger.now_ns(), only_open=only_open)
         going = unconfirmed(ledger)
-        unknown = unaccounted.sentences(unaccounted.gaps(ledger), PriceBook.load(pricing), ledger.now_ns())
+        unknown = unaccounted.describe(unaccounted.unaccounted_times(ledger), PriceBook.load(pricing), ledger.now_ns())
     if as_json:
         releases = {lease_id: f"{UNCONFIRMED}: {text}" for lease_id, text in going.items()}
         bodies = []
@@ -107,7 +107,7 @@ def open_lease(
     from cost.prices.book import MissingPriceError, PriceBook, pico_per_hour
     from cost.records import Lease
 
-    with opened(root, db, write=True, create=True) as ledger:
+    with open_ledger(root, db, write=True, create=True) as ledger:
         now = ledger.now_ns()
         from_ns = now if since is None else instant_in(since, zone_of("UTC"))
         tags = dict(_pair(text) for text in tag or []) | ({TAG: commitment} if commitment else {})
@@ -164,7 +164,7 @@ def require_names(
     from cost.records import LedgerError
 
     change = bool(names) or nothing
-    with opened(root, db, write=change, create=change) as ledger:
+    with open_ledger(root, db, write=change, create=change) as ledger:
         if names and nothing:
             raise LedgerError("either names, or --nothing")
         if change:
@@ -209,11 +209,11 @@ def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> Non
     next lease or to now, and goes on: prints the id of the lease for that time."""
     from cost.reports import unaccounted
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         if ledger.lease_state(lease_id).to_ns is None:
             ledger.heartbeat(lease_id)
         else:
-            typer.echo(unaccounted.enter(ledger, lease_id))
+            typer.echo(unaccounted.record_lease(ledger, lease_id))
 
 
 @leases_app.command("meter")
@@ -240,7 +240,7 @@ def meter_lease(
     from cost.records import LedgerError
     from cost.reports.csv_json import utc_text
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         state, now = ledger.lease_state(lease_id), ledger.now_ns()
         # What is not said again is what was said before.
         known = next((one for one in load_resources(ledger).get(lease_id, ()) if one.name == name), None)
@@ -282,11 +282,11 @@ def close_lease(
     from cost.periods import instant_in, zone_of
     from cost.reports import unaccounted
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         ledger.close_dead()
         at_ns = None if at is None else instant_in(at, zone_of("UTC"))
-        if released and lease_id in {gap.before.lease.lease_id for gap in unaccounted.gaps(ledger)}:
-            unaccounted.settle(ledger, lease_id, at_ns)
+        if released and lease_id in {gap.before.lease.lease_id for gap in unaccounted.unaccounted_times(ledger)}:
+            unaccounted.record_release(ledger, lease_id, at_ns)
         else:
             ledger.close_lease(lease_id, how, at_ns=at_ns, released=released)
 
@@ -309,17 +309,17 @@ def _set_state(lease_id: str, state: str, at: str | None, root: Path, db: str | 
     from cost.periods import instant_in, zone_of
     from cost.prices.book import PriceBook
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         ledger.close_dead()
         at_ns = ledger.now_ns() if at is None else instant_in(at, zone_of("UTC"))
         set_state(ledger, Change(lease_id, state, at_ns), billing_rules(PriceBook.load(pricing)))
 
 
-def _held_as(held: Held) -> str:
+def _held_as(held: LeaseStatus) -> str:
     return "held" if held.doing == "running" else f"held, {held.doing}"
 
 
-def _body(held: Held) -> dict[str, Any]:
+def _body(held: LeaseStatus) -> dict[str, Any]:
     from cost.money import Money, pico_text
     from cost.reports.csv_json import UNPRICED, utc_text
 

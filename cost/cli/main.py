@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cost.cli.commitments import commitments_app
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, place_of, print_json, refusing
+from cost.cli.common import (
+    DEFAULT_ROOT,
+    Db,
+    Json,
+    Pricing,
+    Root,
+    exit_on_error,
+    ledger_location,
+    open_ledger,
+    print_json,
+)
 from cost.cli.leases import leases_app
 from cost.cli.prices import prices_app
 from cost.cli.reconcile import reconcile
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
     from cost.money import Money
     from cost.prices.book import PriceBook
-    from cost.reports.grouped import Scope
+    from cost.reports.grouped import ReportScope
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,14 +90,14 @@ def report(
     from cost.reports import unaccounted
     from cost.reports.csv_json import as_json as json_text
     from cost.reports.csv_json import csv_text, write_text
-    from cost.reports.grouped import Scope, grouped_report
+    from cost.reports.grouped import ReportScope, grouped_report
     from cost.reports.terminal import report_table
 
-    with opened(root, db) as ledger:
+    with open_ledger(root, db) as ledger:
         form = _form(form, as_json, out, by=by, currency=currency, focus_version=focus_version)
         zone, now = zone_of(tz), ledger.now_ns()
         one, by = _what(ledger, sweep, by, every=form == "focus")
-        scope = Scope(
+        scope = ReportScope(
             by=by,
             sweep_id=one,
             from_ns=instant_in(since, zone) if since else None,
@@ -107,7 +117,7 @@ def report(
         found = grouped_report(ledger, book, scope, at_ns)
         if scope.as_of_ns is None:
             more = [f"{UNCONFIRMED}: lease {name} goes on: {text}" for name, text in unconfirmed(ledger).items()]
-            more += unaccounted.sentences(unaccounted.gaps(ledger), book, now).values()
+            more += unaccounted.describe(unaccounted.unaccounted_times(ledger), book, now).values()
             if form == "table":
                 more = [fill(text, 100, break_on_hyphens=False) for text in more]
             found = replace(found, notes=(*found.notes, *more))
@@ -127,7 +137,7 @@ def check(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_
     from cost.close.check import run_checks
     from cost.prices.book import PriceBook
 
-    with opened(root, db) as ledger:
+    with open_ledger(root, db) as ledger:
         findings = run_checks(ledger, PriceBook.load(pricing), ledger.now_ns())
     if as_json:
         print_json({"findings": [{"check": f.check, "where": f.where, "what": f.what} for f in findings]})
@@ -158,7 +168,7 @@ def correct(
     from cost.periods import instant_in, zone_of
     from cost.records import Correction
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         money, state = Money.parse(amount), ledger.lease_state(lease_id)
         at_ns = instant_in(at, zone_of("UTC")) if at else min(state.to_ns or ledger.now_ns(), ledger.now_ns())
         correction = Correction(
@@ -186,7 +196,7 @@ def backup(
     from cost.copies.s3 import bucket_of
     from cost.copies.s3_snapshot import archive
 
-    with opened(root, db) as ledger:
+    with open_ledger(root, db) as ledger:
         made = ledger.backup()
         typer.echo(made or "this ledger is on a server: back it up by the server's own means")
         if to is not None:
@@ -213,8 +223,8 @@ def restore(
     from cost.ledger.store import shown_place
     from cost.records import LedgerError
 
-    prices, target = None, place_of(root, db)
-    with refusing():
+    prices, target = None, ledger_location(root, db)
+    with exit_on_error():
         if (copy is None) == (source is None):
             raise LedgerError("name one copy: a file ending in .bak, or --from s3://bucket/prefix")
         if source is not None:
@@ -242,7 +252,7 @@ def close(
     from cost.money import Money
     from cost.prices.book import PriceBook
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         totals = close_month(ledger, PriceBook.load(pricing), period, ledger.now_ns())
         corrections = corrected_in(ledger, period)
     found = {"": totals.values(), ", corrections ": corrections.values()}
@@ -277,7 +287,10 @@ def budget(
     from cost.money import rounded
     from cost.prices.book import PriceBook
 
-    with opened(root, db, write=bool(setting), create=bool(setting)) as ledger, _one_transaction(ledger, bool(setting)):
+    with (
+        open_ledger(root, db, write=bool(setting), create=bool(setting)) as ledger,
+        _one_transaction(ledger, bool(setting)),
+    ):
         for text in setting or []:
             money.set_limit(ledger, *money.parse_setting(text))
         found, notes = money.budgets(ledger, PriceBook.load(pricing), ledger.now_ns())
@@ -331,20 +344,20 @@ def _form(form: str | None, as_json: bool, out: Path | None, **only_some: str | 
     return form
 
 
-def _focus(ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, version: str, out: Path | None) -> None:
+def _focus(ledger: Ledger, book: PriceBook, scope: ReportScope, now_ns: int, version: str, out: Path | None) -> None:
     """The lines of a scope as a FOCUS file, each within one calendar month of UTC."""
     import csv
     import sys
 
     from cost.records import LedgerError
     from cost.reports import focus
-    from cost.reports.grouped import left_out, scoped_lines
+    from cost.reports.grouped import left_out, scoped_attribution
 
     if version not in focus.VERSIONS:
         raise LedgerError(f"there is no FOCUS {version!r} here; one of {', '.join(focus.VERSIONS)}")
     first = min((state.from_ns for state in ledger.leases()), default=now_ns)
     cuts = focus.month_cuts(first, now_ns + 32 * 86_400 * 10**9)
-    found = scoped_lines(ledger, book, scope, now_ns, cuts=cuts)
+    found = scoped_attribution(ledger, book, scope, now_ns, cuts=cuts)
     _say_apart(left_out(scope, found))
     if out is not None:
         focus.write(found, out, version=version)

@@ -46,7 +46,7 @@ ROOT = DEFAULT_FOLDER.parents[1]
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """A price error is a message and exit code 2, not a traceback."""
     try:
         yield
@@ -75,7 +75,7 @@ def list_prices(
     as_json: JsonOption = False,
 ) -> None:
     """Every price row: SKU, price, per what, from when; `--json` and `show` say from where, too."""
-    with _refusing():
+    with exit_on_error():
         rows = [r for r in PriceBook.load(folder).rows if sku in r.sku and provider in ("", r.provider)]
     rows.sort(key=lambda r: (r.sku, r.purchase, r.region, r.from_ns))
     if as_json:
@@ -107,7 +107,7 @@ def show_price(
     as_json: JsonOption = False,
 ) -> None:
     """The price of a SKU in force at a moment, and where it comes from."""
-    with _refusing():
+    with exit_on_error():
         at_ns = instant_ns(at, "--at") if at else instant_ns(datetime.now(UTC))
         row = PriceBook.load(folder).in_force(sku, at_ns, purchase=purchase or None, region=region or None)
         cards = cards or row.cards
@@ -138,7 +138,7 @@ def lint_prices(
     from cost.prices.billing import load_rules
     from cost.prices.lint import lint
 
-    with _refusing():
+    with exit_on_error():
         findings = lint(
             PriceBook.load(folder),
             today=_today(),
@@ -188,7 +188,7 @@ def add_price(
     raw |= {"currency": currency, "price": price, "tax_included": tax_included, "tax_rate": tax_rate}
     raw |= {"valid_from": valid_from or today, "valid_to": valid_to, "source": source, "day_read": today}
     raw |= {"note": note, "kind": kind, "depreciation": depreciation or None, "added": _now()}
-    with _refusing():
+    with exit_on_error():
         row = read_row(raw, "the new row")
         if dry_run:
             print(json.dumps(_plain(row), indent=1))
@@ -209,7 +209,7 @@ def import_skypilot(
     """Prices of one provider from a SkyPilot catalogue."""
     from cost.prices.importers import skypilot
 
-    with _refusing():
+    with exit_on_error():
         snapshot = skypilot.read(
             path, day_read=_today().isoformat(), valid_from=valid_from, provider=provider, version=version
         )
@@ -228,7 +228,7 @@ def import_gpuhunt(
     """Prices of every provider in a gpuhunt catalogue."""
     from cost.prices.importers import gpuhunt
 
-    with _refusing():
+    with exit_on_error():
         snapshots = gpuhunt.read(catalogue, day_read=_today().isoformat(), valid_from=valid_from, version=version)
         _finish(list(snapshots), folder, dry_run, as_json)
 
@@ -244,7 +244,7 @@ def import_aws(
     """On-demand Linux prices from AWS's price list."""
     from cost.prices.importers import aws
 
-    with _refusing():
+    with exit_on_error():
         snapshot = aws.on_demand(
             instances, region=region, day_read=_today().isoformat(), pricing=aws.client("pricing", "us-east-1")
         )
@@ -265,7 +265,7 @@ def import_aws_spot(
     """The spot prices of a zone over a span of time, with the one in force at its start."""
     from cost.prices.importers import aws
 
-    with _refusing():
+    with exit_on_error():
         snapshot = aws.spot_history(
             instance,
             cards=cards,

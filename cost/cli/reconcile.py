@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, opened, print_json, table_text
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json, table_text
 
 if TYPE_CHECKING:
     from cost.bills.differences import Reconciliation
@@ -40,12 +40,12 @@ def reconcile(
     from cost.prices.fx import load_rates
     from cost.records import LedgerError
 
-    with opened(root, db, write=apply) as ledger:
+    with open_ledger(root, db, write=apply) as ledger:
         read = read_bill(bill, load_maps(pricing), name=column_map)
         book = PriceBook.load(pricing)
         now = ledger.now_ns()
         done = rec.reconcile(ledger, book, read, now, rates=load_rates(pricing))
-        against = rec.taken_back(done)
+        against = rec.manual_conflicts(done)
         if apply and against and not over_hand:
             named = ", ".join(f"{c.lease.lease_id} {c.when} {c.kind} {pico_text(c.by_hand_pico)}" for c in against)
             raise LedgerError(

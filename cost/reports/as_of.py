@@ -14,7 +14,7 @@ from cost.prices.book import PriceBook
 
 
 @dataclass(frozen=True)
-class Change:
+class CostChange:
     """Why a lease costs another amount than it did; the three causes sum to the difference."""
 
     lease_id: str
@@ -46,14 +46,14 @@ def book_as_of(ledger: Ledger, book: PriceBook, as_of_ns: int) -> PriceBook:
     return PriceBook((*rows, *kept.values()), book.folder)
 
 
-def changes_since(
+def cost_changes_since(
     ledger: Ledger,
     book: PriceBook,
     as_of_ns: int,
     *,
     sweep_id: str | None = None,
     rules: Sequence[BillingRule] | None = None,
-) -> list[Change]:
+) -> list[CostChange]:
     """For each lease whose cost up to a moment is another one in today's books: by how much, and why.
 
     What a billing rule would have added at that moment is left out on both sides.
@@ -75,7 +75,7 @@ def changes_since(
     then, same_prices, now = totals(old_book, as_of_ns), totals(old_book, None), totals(book, None)
     found = []
     for lease_id in then:
-        change = Change(
+        change = CostChange(
             lease_id,
             currencies[lease_id],
             then_pico=sum(then[lease_id]),

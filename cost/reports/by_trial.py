@@ -15,9 +15,9 @@ from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook
 from cost.records import FORECASTS, Usage, UsageKey
 from cost.reports.csv_json import write_csv
-from cost.reports.report import Report, Row, make_row
+from cost.reports.report import Report, ReportRow, sum_lines
 
-__all__ = ["Report", "Row", "sweep_report", "trial_costs", "write_csv"]
+__all__ = ["Report", "ReportRow", "sweep_report", "trial_costs", "write_csv"]
 
 
 def sweep_report(
@@ -47,7 +47,7 @@ def trial_costs(
     return {row.trial_id: cost for row in report.trials if (cost := row.cost) is not None}
 
 
-def trial_rows(lines: Iterable[CostLine], found: Attribution) -> tuple[Row, ...]:
+def trial_rows(lines: Iterable[CostLine], found: Attribution) -> tuple[ReportRow, ...]:
     """Rows by trial, in the order they began, then by category of overhead; one set per sweep and currency."""
     trials: dict[Hashable, list[CostLine]] = defaultdict(list)
     overheads: dict[Hashable, list[CostLine]] = defaultdict(list)
@@ -66,22 +66,22 @@ def trial_rows(lines: Iterable[CostLine], found: Attribution) -> tuple[Row, ...]
         sweep_id, trial_id, _ = key  # type: ignore[misc]
         rows.append(_trial_row(mine, sorted(attempts[sweep_id, trial_id], key=lambda u: (u.key.attempt, u.from_ns))))
     for _, mine in sorted(overheads.items(), key=lambda item: str(item[0])):
-        rows.append(make_row("overhead", mine[0].category, mine, sweep_id=mine[0].sweep_id))
+        rows.append(sum_lines("overhead", mine[0].category, mine, sweep_id=mine[0].sweep_id))
     return tuple(rows)
 
 
-def grouped_rows(lines: Iterable[CostLine], name_of: Callable[[CostLine], str]) -> tuple[Row, ...]:
+def grouped_rows(lines: Iterable[CostLine], name_of: Callable[[CostLine], str]) -> tuple[ReportRow, ...]:
     """Rows by any property of a line, one per currency, in order of name."""
     groups: dict[tuple[str, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         groups[name_of(line), line.lease.currency].append(line)
-    return tuple(make_row("group", name, mine) for (name, _), mine in sorted(groups.items()))
+    return tuple(sum_lines("group", name, mine) for (name, _), mine in sorted(groups.items()))
 
 
-def _trial_row(lines: Sequence[CostLine], attempts: Sequence[Usage]) -> Row:
+def _trial_row(lines: Sequence[CostLine], attempts: Sequence[Usage]) -> ReportRow:
     first = lines[0]
     if not attempts:
-        return make_row("trial", first.trial_id, lines, sweep_id=first.sweep_id, trial_id=first.trial_id)
+        return sum_lines("trial", first.trial_id, lines, sweep_id=first.sweep_id, trial_id=first.trial_id)
     flags = set()
     for usage in attempts:
         if usage.end_estimated:
@@ -96,7 +96,7 @@ def _trial_row(lines: Sequence[CostLine], attempts: Sequence[Usage]) -> Row:
     for usage in reversed(attempts):
         # A trial was forecast when it was first started: what a later attempt knew better is no forecast of it.
         labels.update({name: usage.labels[name] for name in FORECASTS if name in usage.labels})
-    return make_row(
+    return sum_lines(
         *("trial", first.trial_id, lines),
         sweep_id=first.sweep_id,
         trial_id=first.trial_id,

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from cost.charges.allocation import CATEGORIES
 from cost.money import pico_of, pico_text, plain, rounded
 from cost.records import FORECASTS, StoreError
-from cost.reports.report import COSTS, Report, Row
+from cost.reports.report import COSTS, Report, ReportRow
 
 CSV_PLACES = 6
 """Decimal places of the CSV's amounts."""
@@ -60,13 +60,13 @@ def write_csv(report: Report, path: str | Path, *, places: int = CSV_PLACES) -> 
 
 def write_text(text: str, path: str | Path) -> Path:
     """A whole file or none. Raises StoreError where it cannot be written."""
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(text)
     return Path(path)
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[TextIO]:
+def atomic_file(path: str | Path) -> Iterator[TextIO]:
     """A file to write to that is there as a whole afterwards, or not at all: it has another name until it is flushed.
 
     What is no file (a pipe, /dev/stdout) is written to as it is, never replaced.
@@ -113,7 +113,7 @@ def csv_text(report: Report, *, places: int = CSV_PLACES) -> str:
     return buffer.getvalue()
 
 
-def csv_cells(row: Row, places: int) -> dict[str, str]:
+def csv_cells(row: ReportRow, places: int) -> dict[str, str]:
     """One row's cells. Its categories are rounded, and its cost is their sum, so that it adds up across as well."""
     cells = {
         "row": row.kind if row.kind != "overhead" else f"overhead:{row.name}",
@@ -146,7 +146,7 @@ def csv_cells(row: Row, places: int) -> dict[str, str]:
     return cells
 
 
-def cost_per_acc_point(row: Row, places: int) -> str:
+def cost_per_acc_point(row: ReportRow, places: int) -> str:
     """The row's cost by percentage point of its final accuracy; empty where that is zero or unknown."""
     try:
         points = Decimal(row.labels.get("acc", "")) * 100
@@ -181,7 +181,7 @@ def as_json(report: Report) -> str:
     return json.dumps(body, indent=2, ensure_ascii=False)
 
 
-def _json_row(row: Row) -> Mapping[str, Any]:
+def _json_row(row: ReportRow) -> Mapping[str, Any]:
     body: dict[str, Any] = {"trial_id": row.trial_id} if row.kind == "trial" else {"name": row.name}
     body |= {
         "sweep_id": row.sweep_id,

@@ -23,7 +23,7 @@ from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import largest_remainder, pico_text
 from cost.prices.book import PER_HOUR, PICO, MissingPriceError, PriceRow, add_command, instant_ns, pico_per_hour
 from cost.records import Lease, Usage
-from cost.reports.csv_json import whole_file
+from cost.reports.csv_json import atomic_file
 
 VERSIONS = ("1.2", "1.3")
 NS = 10**9
@@ -137,7 +137,7 @@ def write(found: Attribution, path: str | Path, *, version: str = "1.2") -> Path
         MissingPriceError: a lease has no price.
         StoreError: the file cannot be written.
     """
-    with whole_file(path) as stream:
+    with atomic_file(path) as stream:
         writer = csv.DictWriter(stream, columns(version), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows(found, version=version))

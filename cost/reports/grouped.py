@@ -19,7 +19,7 @@ from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook
 from cost.prices.fx import Converter, Rate, fixings, load_rates, rate_notes, rates_as_of
 from cost.records import FORECASTS, LedgerError
-from cost.reports.as_of import book_as_of, changes_since
+from cost.reports.as_of import book_as_of, cost_changes_since
 from cost.reports.by_trial import Report, grouped_rows, open_leases, trial_rows, usage_of
 
 GROUPINGS = ("trial", "stage", "sweep", *PERIODS, "user", "project", "cost_center", "machine", "category")
@@ -28,7 +28,7 @@ NOBODY = "(none)"
 
 
 @dataclass(frozen=True)
-class Scope:
+class ReportScope:
     """What a report is about.
 
     by: one of GROUPINGS, or `tag:NAME`. zone: where days begin. currency: None leaves each amount in its own.
@@ -47,7 +47,7 @@ class Scope:
 
 
 def grouped_report(
-    ledger: Ledger, book: PriceBook, scope: Scope, now_ns: int, *, rules: Sequence[BillingRule] | None = None
+    ledger: Ledger, book: PriceBook, scope: ReportScope, now_ns: int, *, rules: Sequence[BillingRule] | None = None
 ) -> Report:
     """The report of a scope.
 
@@ -65,14 +65,14 @@ def grouped_report(
     rates = load_rates(book.folder) if scope.currency is not None else ()
     if scope.as_of_ns is not None:
         rates = rates_as_of(rates, scope.as_of_ns)
-    found = scoped_lines(ledger, book, scope, now_ns, cuts=[*cuts, *fixings(rates)], rules=rules)
+    found = scoped_attribution(ledger, book, scope, now_ns, cuts=[*cuts, *fixings(rates)], rules=rules)
     notes = tuple[str, ...]()
     if scope.currency is not None:
         found, notes = in_currency(found, scope.currency, rates)
     lines = found.lines
     rows = trial_rows(lines, found) if scope.by == "trial" else grouped_rows(lines, _namer(scope, found))
     if scope.as_of_ns is not None:
-        changes = changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
+        changes = cost_changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
         notes += tuple(change.text for change in changes)
     simulated = [state for state in found.leases if state.lease.simulated]
     notes += left_out(scope, found)
@@ -83,10 +83,10 @@ def grouped_report(
     return Report(f"{what} by {scope.by}", at_ns, rows, open_leases(lines, found), notes)
 
 
-def scoped_lines(
+def scoped_attribution(
     ledger: Ledger,
     book: PriceBook,
-    scope: Scope,
+    scope: ReportScope,
     now_ns: int,
     *,
     cuts: Sequence[int] = (),
@@ -105,7 +105,7 @@ def scoped_lines(
     return replace(found, lines=tuple(apply_chargebacks(lines, chargebacks_by_sweep(ledger, scope.as_of_ns))))
 
 
-def left_out(scope: Scope, found: Attribution) -> tuple[str, ...]:
+def left_out(scope: ReportScope, found: Attribution) -> tuple[str, ...]:
     """A sentence where what was simulated is not in a report of everything."""
     if scope.sweep_id is None and any(state.lease.simulated for state in found.leases):
         return ("Simulated sweeps are left out; see one with: python -m cost report --sweep NAME",)
@@ -138,7 +138,7 @@ def in_currency(found: Attribution, currency: str, rates: Sequence[Rate]) -> tup
     return replace(found, lines=tuple(lines), usages=usages), rate_notes(converter.used)
 
 
-def _in_scope(line: CostLine, scope: Scope) -> bool:
+def _in_scope(line: CostLine, scope: ReportScope) -> bool:
     if line.lease.simulated if scope.sweep_id is None else line.sweep_id != scope.sweep_id:
         return False
     if scope.from_ns is not None and line.from_ns < scope.from_ns:
@@ -146,7 +146,7 @@ def _in_scope(line: CostLine, scope: Scope) -> bool:
     return scope.to_ns is None or line.from_ns < scope.to_ns
 
 
-def _namer(scope: Scope, found: Attribution) -> Callable[[CostLine], str]:
+def _namer(scope: ReportScope, found: Attribution) -> Callable[[CostLine], str]:
     if scope.by in PERIODS:
         return lambda line: period_name(line.from_ns, scope.by, scope.zone)
     if scope.by == "stage":

@@ -31,7 +31,7 @@ IDLE_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True)
-class Held:
+class LeaseStatus:
     """A lease with what it has cost, as reports have it: tax and corrections are in. Amounts are None where there is no
     price."""
 
@@ -65,14 +65,14 @@ class Held:
         )
 
 
-def machines(
+def lease_statuses(
     ledger: Ledger,
     book: PriceBook,
     now_ns: int,
     *,
     only_open: bool = False,
     rules: Sequence[BillingRule] | None = None,
-) -> list[Held]:
+) -> list[LeaseStatus]:
     """Every lease, in the order they began.
 
     Raises:
@@ -94,12 +94,14 @@ def machines(
         idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
         more = corrected.get(lease_id, 0)
         found.append(
-            _held(state, book, rules, now_ns, idle_since, more, partial(load_charge_inputs, ledger, book, every))
+            _lease_status(
+                state, book, rules, now_ns, idle_since, more, partial(load_charge_inputs, ledger, book, every)
+            )
         )
     return found
 
 
-def _held(
+def _lease_status(
     state: LeaseState,
     book: PriceBook,
     rules: Sequence[BillingRule],
@@ -107,7 +109,7 @@ def _held(
     idle_since_ns: int | None,
     corrected_pico: int,
     at: Callable[[int], ChargeInputs],
-) -> Held:
+) -> LeaseStatus:
     lease, unheard_since = state.lease, None
     if state.to_ns is not None or (idle_since_ns is not None and now_ns - idle_since_ns < IDLE_NS):
         idle_since_ns = None
@@ -118,14 +120,14 @@ def _held(
     doing = None if state.to_ns is not None else changed.state if changed else RUNNING
     segments, rows = charge_lease(state, book, rules, now_ns, other)
     if not all(segment.price_hash for segment in segments):
-        return Held(state, None, None, unheard_since, idle_since_ns, None, doing)
+        return LeaseStatus(state, None, None, unheard_since, idle_since_ns, None, doing)
     cost = total_with_tax(segments, rows)
     since = unheard_since if unheard_since is not None else idle_since_ns
     wasted = None if since is None else cost - total_with_tax(*charge_lease(state, book, rules, since, at(since)))
     prices = tuple(r for r in rows.values() if r.per in PER_HOUR)
     per_day = int(_hourly(state, book, prices, now_ns, other.used, rules, doing or RUNNING) * 24)
     money = [None if pico is None else Money(pico, lease.currency) for pico in (cost + corrected_pico, per_day, wasted)]
-    return Held(state, money[0], money[1], unheard_since, idle_since_ns, money[2], doing)
+    return LeaseStatus(state, money[0], money[1], unheard_since, idle_since_ns, money[2], doing)
 
 
 def _hourly(

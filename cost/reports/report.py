@@ -23,7 +23,7 @@ COSTS = ("list_cost", "contracted_cost", "effective_cost", "billed_cost")
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One line of a report. What does not apply is empty."""
 
     kind: Literal["trial", "overhead", "group"]
@@ -81,18 +81,18 @@ class Report:
 
     title: str
     at_ns: int
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     open_leases: tuple[str, ...]
     """Leases in it that are still held: their cost grows."""
     notes: tuple[str, ...] = ()
     """Exchange rates that were used; for an as-of report, what has changed since."""
 
     @property
-    def trials(self) -> tuple[Row, ...]:
+    def trials(self) -> tuple[ReportRow, ...]:
         return tuple(row for row in self.rows if row.kind == "trial")
 
     @property
-    def overheads(self) -> tuple[Row, ...]:
+    def overheads(self) -> tuple[ReportRow, ...]:
         return tuple(row for row in self.rows if row.kind == "overhead")
 
     @property
@@ -130,7 +130,9 @@ class Report:
         return {name: sum(row.costs[name] for row in rows) for name in COSTS}
 
 
-def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequence[CostLine], **more: Any) -> Row:
+def sum_lines(
+    kind: Literal["trial", "overhead", "group"], name: str, lines: Sequence[CostLine], **more: Any
+) -> ReportRow:
     """The sum of some lines in one currency."""
     categories: dict[str, int] = defaultdict(int)
     machines, skus, sources, flags = set(), set(), set(), set()
@@ -159,7 +161,7 @@ def make_row(kind: Literal["trial", "overhead", "group"], name: str, lines: Sequ
             sources.add(line.rate)
     if unpriced:
         flags.add("UNPRICED")
-    return Row(
+    return ReportRow(
         kind=kind,
         name=name,
         currency=lines[0].lease.currency,

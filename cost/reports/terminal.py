@@ -10,7 +10,7 @@ from decimal import Decimal
 from cost.cli.common import table_text
 from cost.money import rounded
 from cost.reports.csv_json import UNPRICED, utc_text
-from cost.reports.report import Report, Row
+from cost.reports.report import Report, ReportRow
 
 PLACES = 4
 """Decimal places, where the total is large enough for them."""
@@ -62,7 +62,7 @@ def _places(total_pico: int) -> int:
     return max(PLACES, 2 - total.adjusted()) if total else PLACES
 
 
-def _cells(row: Row, columns: tuple[str, ...], places: int) -> tuple[str, ...]:
+def _cells(row: ReportRow, columns: tuple[str, ...], places: int) -> tuple[str, ...]:
     cost = UNPRICED if row.unpriced else f"{rounded(row.pico, places):f} {row.currency}"
     cells = {"": row.name, "sweep": row.sweep_id, "card-hours": f"{row.card_hours:.4f}", "cost": cost}
     if row.kind == "trial":

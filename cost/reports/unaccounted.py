@@ -24,7 +24,7 @@ LEFT = ("done", "budget", "interrupted", "failed")
 
 
 @dataclass(frozen=True)
-class Gap:
+class UnaccountedTime:
     """After the end of a lease."""
 
     before: LeaseState
@@ -32,7 +32,7 @@ class Gap:
     """When the next lease of the machine began; None: there is none."""
 
 
-def gaps(ledger: Ledger) -> list[Gap]:
+def unaccounted_times(ledger: Ledger) -> list[UnaccountedTime]:
     """Those that nobody has accounted for, in the order their leases began."""
     settled, found = gone(ledger), []
     of_machine: dict[str, list[LeaseState]] = defaultdict(list)
@@ -45,19 +45,19 @@ def gaps(ledger: Ledger) -> list[Gap]:
             if state.to_ns is None or state.how not in LEFT or paid_anyway or lease.lease_id in settled:
                 continue
             if after is None or after.from_ns > state.to_ns:
-                found.append(Gap(state, after.from_ns if after else None))
+                found.append(UnaccountedTime(state, after.from_ns if after else None))
     return sorted(found, key=lambda gap: (gap.before.from_ns, gap.before.lease.lease_id))
 
 
-def sentences(found: Sequence[Gap], book: PriceBook, now_ns: int) -> dict[str, str]:
+def describe(found: Sequence[UnaccountedTime], book: PriceBook, now_ns: int) -> dict[str, str]:
     """The newest gap of each machine for a person, by its lease, with the commands that settle it."""
-    of_machine: dict[str, list[Gap]] = defaultdict(list)
+    of_machine: dict[str, list[UnaccountedTime]] = defaultdict(list)
     for gap in found:
         of_machine[gap.before.lease.instance_id].append(gap)
-    return {ones[-1].before.lease.lease_id: _sentence(ones, book, now_ns) for ones in of_machine.values()}
+    return {ones[-1].before.lease.lease_id: _description(ones, book, now_ns) for ones in of_machine.values()}
 
 
-def enter(ledger: Ledger, lease_id: str, to_ns: int | None = None) -> str:
+def record_lease(ledger: Ledger, lease_id: str, to_ns: int | None = None) -> str:
     """The machine of a lease that a sweep has left was held on, until `to_ns`, or until its next lease began, or is
     still. The id of the lease that says so.
 
@@ -65,7 +65,7 @@ def enter(ledger: Ledger, lease_id: str, to_ns: int | None = None) -> str:
         LedgerError: there is no such gap after this lease, or it is shorter.
         IntegrityError: it lies in a closed month.
     """
-    gap = next((g for g in gaps(ledger) if g.before.lease.lease_id == lease_id), None)
+    gap = next((g for g in unaccounted_times(ledger) if g.before.lease.lease_id == lease_id), None)
     if gap is None:
         raise LedgerError(f"no time after lease {lease_id} is unaccounted for")
     until_ns = gap.to_ns if to_ns is None else to_ns
@@ -76,7 +76,7 @@ def enter(ledger: Ledger, lease_id: str, to_ns: int | None = None) -> str:
     return lease.lease_id
 
 
-def settle(ledger: Ledger, lease_id: str, at_ns: int | None = None) -> None:
+def record_release(ledger: Ledger, lease_id: str, at_ns: int | None = None) -> None:
     """The machine of a lease that a sweep has left is gone: since then, or since `at_ns`.
 
     Raises: as `enter`.
@@ -84,11 +84,11 @@ def settle(ledger: Ledger, lease_id: str, at_ns: int | None = None) -> None:
     state = ledger.lease_state(lease_id)
     with ledger.transaction():
         if at_ns is not None and state.to_ns is not None and at_ns > state.to_ns:
-            enter(ledger, lease_id, at_ns)
+            record_lease(ledger, lease_id, at_ns)
         note_gone(ledger, lease_id)
 
 
-def _sentence(gaps_of_it: Sequence[Gap], book: PriceBook, now_ns: int) -> str:
+def _description(gaps_of_it: Sequence[UnaccountedTime], book: PriceBook, now_ns: int) -> str:
     gap, earlier = gaps_of_it[-1], len(gaps_of_it) - 1
     lease, left_ns = gap.before.lease, gap.before.to_ns or 0
     until = "now" if gap.to_ns is None else utc_text(gap.to_ns)
@@ -101,7 +101,7 @@ def _sentence(gaps_of_it: Sequence[Gap], book: PriceBook, now_ns: int) -> str:
     )
 
 
-def _amount(gap: Gap, book: PriceBook, now_ns: int) -> str:
+def _amount(gap: UnaccountedTime, book: PriceBook, now_ns: int) -> str:
     lease, left_ns = gap.before.lease, gap.before.to_ns or 0
     try:
         row = book.in_force(lease.sku, left_ns, purchase=lease.purchase, region=lease.region or None)

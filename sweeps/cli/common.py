@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Root, opened, place_of, refusing
+from cost.cli.common import DEFAULT_ROOT, Db, Root, exit_on_error, ledger_location, open_ledger
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -21,9 +21,9 @@ __all__ = [
     "Root",
     "Sweep",
     "chosen",
-    "opened",
-    "place_of",
-    "refusing",
+    "exit_on_error",
+    "ledger_location",
+    "open_ledger",
 ]
 
 Sweep = Annotated[str, typer.Argument(help="A sweep's name, or `last`.")]

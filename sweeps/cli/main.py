@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, opened, place_of
+from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, ledger_location, open_ledger
 from sweeps.cli.transfer import add_to
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> N
     from cost.ledger.release_requests import UNCONFIRMED, unconfirmed
     from sweeps.journal.journal import decisions, load, replay, sweep_ids
 
-    place = place_of(root, db)
-    with opened(root, db) as ledger:
+    place = ledger_location(root, db)
+    with open_ledger(root, db) as ledger:
         going, unknown = unconfirmed(ledger), _unknown(ledger)
         if as_json:
             found = [_status_row(place, load(ledger, i), details=True) for i in sweep_ids(ledger)]
@@ -64,12 +64,12 @@ def _unknown(ledger: Ledger) -> dict[str, str]:
     """Of rented machines that sweeps have left: what may have gone on to cost."""
     from cost.reports import unaccounted
 
-    if not (found := unaccounted.gaps(ledger)):
+    if not (found := unaccounted.unaccounted_times(ledger)):
         return {}
     from cost.prices.book import PriceBook
     from sweeps.config.build import CONF_DIR
 
-    return unaccounted.sentences(found, PriceBook.load(CONF_DIR / "pricing"), ledger.now_ns())
+    return unaccounted.describe(found, PriceBook.load(CONF_DIR / "pricing"), ledger.now_ns())
 
 
 @app.command()
@@ -86,7 +86,7 @@ def show(
     from sweeps.machines.machine import money_text
     from sweeps.report.timeline import read_costs, still_running, story
 
-    with opened(root, db) as ledger:
+    with open_ledger(root, db) as ledger:
         sweep_id = chosen(ledger, sweep)
         decided = list(decisions(ledger, sweep_id))
         record = replay(sweep_id, decided)
@@ -114,7 +114,7 @@ def track(
     from sweeps.journal.journal import load, sweep_ids
     from sweeps.report.mlflow import Delivery, default_uri
 
-    with opened(root, db) as ledger:
+    with open_ledger(root, db) as ledger:
         for sweep_id in sweep_ids(ledger) if sweep == "all" else [chosen(ledger, sweep)]:
             tracking = load(ledger, sweep_id).config["tracking"]
             where = uri or tracking["uri"] or default_uri(root)
@@ -139,10 +139,10 @@ def stop(
     from cost.ledger.sweep_lock import lock_owner
     from cost.records import LedgerError
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         journal = _journal(ledger, sweep)
         record = journal.record
-        if lock_owner(place_of(root, db), record.sweep_id) is None:
+        if lock_owner(ledger_location(root, db), record.sweep_id) is None:
             how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command goes on with it"
             raise LedgerError(f"{record.sweep_id} has no driver at work: {how}")
         journal.operator("stop", reason, [], str(ledger.now_ns()))
@@ -161,7 +161,7 @@ def cancel(
     from cost.records import LedgerError
     from sweeps.journal.journal import TrialState
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         journal = _journal(ledger, sweep)
         record = journal.record
         left = {t.trial_id for t in record.unfinished}
@@ -270,7 +270,7 @@ def deadman(
     if seconds is None or not (root / sweep).is_dir():
         typer.echo(f"There is no sweep {sweep!r} in {root}", err=True)
         raise typer.Exit(2)
-    watch(place_of(root, db), root / sweep, seconds, lambda text: print(f"{_now()}  {text}", flush=True))
+    watch(ledger_location(root, db), root / sweep, seconds, lambda text: print(f"{_now()}  {text}", flush=True))
 
 
 def _now() -> str:

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sweeps.cli.common import DEFAULT_ROOT, Db, Endpoint, Json, Region, Root, Sweep, chosen, opened, place_of, refusing
+from sweeps.cli.common import (
+    DEFAULT_ROOT,
+    Db,
+    Endpoint,
+    Json,
+    Region,
+    Root,
+    Sweep,
+    chosen,
+    exit_on_error,
+    ledger_location,
+    open_ledger,
+)
 
 if TYPE_CHECKING:
     from cost.copies.merge import Merged
@@ -48,7 +60,7 @@ def push(
     from sweeps.storage.uploads import bucket_of_sweeps, storage_of, unsaved_text
     from sweeps.storage.uploads import push as deliver
 
-    with opened(root, db) as ledger:
+    with open_ledger(root, db) as ledger:
         sweep_id = chosen(ledger, sweep)
         storage = storage_of(load(ledger, sweep_id))
         if to is not None:
@@ -80,7 +92,7 @@ def pack(
     """One archive of what an empty machine needs: ledger, journals, recipes, checkpoints, caches, price book."""
     from sweeps.storage.pack import pack as write
 
-    with opened(root, db, write=True) as ledger:
+    with open_ledger(root, db, write=True) as ledger:
         folder = cache or root / "cache"
         packed = write(
             ledger,
@@ -112,9 +124,14 @@ def unpack(
     """Put an archive in place on this machine, so that the next stage finds its open gate. Twice is once."""
     from sweeps.storage import unpack as unpacking
 
-    with refusing(), unpacking.opened(archive, root, endpoint_url=endpoint_url, region=region) as source:
+    with exit_on_error(), unpacking.opened(archive, root, endpoint_url=endpoint_url, region=region) as source:
         done = unpacking.unpack(
-            source, root, place_of(root, db), cache=cache or root / "cache", take_prices=take_prices, name=archive
+            source,
+            root,
+            ledger_location(root, db),
+            cache=cache or root / "cache",
+            take_prices=take_prices,
+            name=archive,
         )
     typer.echo(f"{root}: {len(done.sweeps)} sweeps, {done.files} files put in place")
     for path in done.left_alone:
@@ -122,7 +139,7 @@ def unpack(
     if done.prices is not None and not take_prices:
         names = ", ".join(done.differing_prices)
         typer.echo(f"  its price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
-    with opened(root, db) as ledger:
+    with open_ledger(root, db) as ledger:
         stage = _stage_above(ledger)
     plan = f"  |  python sweep.py +stage={stage} dry_run=true" if stage else ""
     typer.echo(f"Next:  python -m sweeps status{plan}")
@@ -147,7 +164,7 @@ def merge(
     from cost.copies.merge import merge as merge_ledger
     from sweeps.storage import unpack as unpacking
 
-    with opened(root, db, write=True) as ledger, ExitStack() as stack:
+    with open_ledger(root, db, write=True) as ledger, ExitStack() as stack:
         if source.endswith(".tar"):
             given = stack.enter_context(unpacking.opened(source, root, endpoint_url=endpoint_url, region=region))
             done = unpacking.merge_archive(ledger, given, root, lost=lost, dry=dry_run)

@@ -63,8 +63,8 @@ def hold(session: Session) -> str:
                 "`python -m sweeps status` says that it is not"
             )
     lease_id = hold_machine(cfg, ledger, sweep_id, session.pricing)
-    mine = [gap for gap in unaccounted.gaps(ledger) if gap.before.lease.instance_id == instance]
-    for sentence in unaccounted.sentences(mine, session.pricing.book, ledger.now_ns()).values():
+    mine = [gap for gap in unaccounted.unaccounted_times(ledger) if gap.before.lease.instance_id == instance]
+    for sentence in unaccounted.describe(mine, session.pricing.book, ledger.now_ns()).values():
         session.tell(f"  {sentence}")
     return lease_id
 

@@ -28,7 +28,7 @@ from cost.prices.book import PriceBook, PriceRow
 from cost.records import OUTCOMES, PHASES, IntegrityError, Lease, LedgerError, UsageKey
 from cost.reports import focus
 from cost.reports.by_trial import sweep_report
-from cost.reports.grouped import GROUPINGS, Scope, grouped_report
+from cost.reports.grouped import GROUPINGS, ReportScope, grouped_report
 
 SECOND = 10**9
 STATES = ("running", "standby")
@@ -176,7 +176,7 @@ class Story(RuleBasedStateMachine):
         assert [f for f in findings if f.check != "closed" and "run on the 2 bought" not in f.what] == []
         totals, costs = set(), set()
         for by in GROUPINGS:
-            scope = Scope(by=by, zone=zone_of("Asia/Kathmandu"))
+            scope = ReportScope(by=by, zone=zone_of("Asia/Kathmandu"))
             report = grouped_report(self.ledger, BOOK, scope, now, rules=RULES)
             totals.add(report.total_pico)
             costs.add(tuple(report.costs_in("USD").values()))
@@ -188,7 +188,7 @@ class Story(RuleBasedStateMachine):
         bought = sum(line.paid_pico for line in found.lines)
         assert (contracted - bought, *others) == (contracted_here, *others_here), "and in the finance file"
         mine = sum(sweep_report(self.ledger, BOOK, sweep, now, rules=RULES).total_pico for sweep in ("s1", "s2"))
-        nobody = grouped_report(self.ledger, BOOK, Scope(by="sweep"), now, rules=RULES)
+        nobody = grouped_report(self.ledger, BOOK, ReportScope(by="sweep"), now, rules=RULES)
         assert mine + sum(row.pico for row in nobody.rows if row.name == "(none)") == totals.pop()
         self.ledger.close()
         self.folder.cleanup()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.bills.reader import FACTS, BillError, load_maps, period_of, read_bill, read_map
+from cost.bills.reader import FIELDS, BillError, load_maps, period_of, read_bill, read_map
 from cost.prices.book import PICO, instant_ns
 
 CONF = Path(__file__).parents[3] / "conf" / "pricing"
@@ -24,7 +24,7 @@ def bill_of(folder: Path, text: str, *, encoding: str = "utf-8", name: str = "")
 def test_each_shipped_map_names_all_facts_and_explains_its_keys():
     assert {m.name for m in MAPS} == {"focus", "aws_cur2", "runpod", "instances", "autodl"}
     for one in MAPS:
-        assert set(one.columns) == set(FACTS)
+        assert set(one.columns) == set(FIELDS)
     for file in (CONF / "bills").glob("*.yaml"):
         lines = file.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines):

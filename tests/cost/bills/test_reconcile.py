@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from cost.bills.reader import load_maps, read_bill
-from cost.bills.reconcile import reconcile, taken_back
+from cost.bills.reconcile import manual_conflicts, reconcile
 from cost.bills.true_up import apply
 from cost.charges.attribution import attribute
 from cost.charges.commitments import Commitment, add_commitment
@@ -27,7 +27,7 @@ from cost.prices.fx import Rate
 from cost.records import Correction, Lease, UsageKey
 from cost.reports import focus
 from cost.reports.csv_json import as_json, csv_text
-from cost.reports.grouped import Scope, grouped_report
+from cost.reports.grouped import ReportScope, grouped_report
 from tests.cost.reports.focus_rules import findings
 
 CONF = Path(__file__).parents[3] / "conf" / "pricing"
@@ -252,7 +252,7 @@ def test_what_a_bill_of_two_months_corrects_stays_in_each_of_them(books):
     books.ledger.close_lease("L2", "done")
     done = books.compare("i-2,2026-11-30T20:00:00Z,2026-12-01T04:00:00Z,264.00,USD,")
     apply(books.ledger, BOOK, done, books.clock.utc, rules=RULES)
-    report = grouped_report(books.ledger, BOOK, Scope(by="month"), books.clock.utc, rules=RULES)
+    report = grouped_report(books.ledger, BOOK, ReportScope(by="month"), books.clock.utc, rules=RULES)
     costs = {row.name: Decimal(row.pico) / PICO for row in report.rows}
     assert costs == {"2026-11": 128 + 132, "2026-12": 132}
 
@@ -300,14 +300,14 @@ def test_a_credit_that_only_the_books_have_is_said_the_right_way_round(books):
     done = books.compare(f"i-1,{HELD},128.00,USD,")
     (credit,) = [c for c in done.comparisons if c.kind == "credit"]
     assert credit.causes[0].text == "the books have credit (entered by hand with `cost correct`), the bill has none"
-    assert taken_back(done) == [credit]
+    assert manual_conflicts(done) == [credit]
 
 
 def test_a_credit_that_only_the_bill_has_is_said_the_right_way_round(books):
     done = books.compare(f"i-1,{HELD},128.00,USD,", f"i-1,{HELD},-10,USD,credit")
     (credit,) = [c for c in done.comparisons if c.kind == "credit"]
     assert credit.causes[0].text == "the bill has credit, the books have none"
-    assert taken_back(done) == []
+    assert manual_conflicts(done) == []
 
 
 def statuses(books) -> dict[tuple[str, str], int]:
@@ -361,7 +361,7 @@ def test_reports_and_finance_files_say_the_least_firm_status_of_what_they_add_up
     books.hold("L2", "i-2")
     books.clock.advance_seconds(HOUR)
     apply(books.ledger, BOOK, books.compare(f"i-1,{HELD},128.00,USD,"), books.clock.utc, rules=RULES)
-    report = grouped_report(books.ledger, BOOK, Scope(by="machine"), books.clock.utc, rules=RULES)
+    report = grouped_report(books.ledger, BOOK, ReportScope(by="machine"), books.clock.utc, rules=RULES)
     assert [row.status for row in report.rows] == ["estimated"]
     assert json.loads(as_json(report))["groups"][0]["status"] == "estimated"
     assert csv_text(report).splitlines()[1].endswith(",estimated")
@@ -406,7 +406,7 @@ def test_a_purchase_on_one_side_only_is_named(books, bought):
 
 def test_a_purchase_is_never_corrected_and_is_invoiced_once_a_bill_agreed(books, bought):
     def said() -> tuple[int, str]:
-        report = grouped_report(books.ledger, BOOK, Scope(by="category"), books.clock.utc, rules=RULES)
+        report = grouped_report(books.ledger, BOOK, ReportScope(by="category"), books.clock.utc, rules=RULES)
         (row,) = [row for row in report.rows if row.name == "purchase"]
         return row.billed_pico, row.status
 

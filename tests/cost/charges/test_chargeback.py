@@ -14,7 +14,7 @@ from cost.money import pico_of
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook, PriceRow
 from cost.records import UsageKey
-from cost.reports.grouped import Scope, grouped_report, scoped_lines
+from cost.reports.grouped import ReportScope, grouped_report, scoped_attribution
 from cost.reports.report import Report
 
 HOUR = 3600
@@ -56,7 +56,7 @@ def costs(report: Report) -> dict[str, int]:
 
 
 def by(books, clock, what: str, **more) -> dict[str, int]:
-    return costs(grouped_report(books, PriceBook((ROW,)), Scope(by=what, **more), clock.utc, rules=RULES))
+    return costs(grouped_report(books, PriceBook((ROW,)), ReportScope(by=what, **more), clock.utc, rules=RULES))
 
 
 def test_a_sweep_is_charged_to_its_own_owner_and_what_nobody_used_to_the_machines(any_database, books, clock):
@@ -87,7 +87,7 @@ def test_the_latest_owner_of_a_sweep_counts_and_an_old_report_has_the_old_one(an
 
 
 def test_finance_sees_the_same_owner(books, clock):
-    lines = scoped_lines(books, PriceBook((ROW,)), Scope(), clock.utc, rules=RULES).lines
+    lines = scoped_attribution(books, PriceBook((ROW,)), ReportScope(), clock.utc, rules=RULES).lines
     assert {line.lease.owner for line in lines if line.trial_id} == {"bob"}
 
 

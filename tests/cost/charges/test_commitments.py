@@ -23,7 +23,7 @@ from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook, PriceRow
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError, UsageKey
 from cost.reports import focus
-from cost.reports.grouped import Scope, grouped_report
+from cost.reports.grouped import ReportScope, grouped_report
 from tests.cost.reports.focus_rules import findings
 
 HOUR = 3600 * 10**9
@@ -120,7 +120,7 @@ def books(ledger, clock, make_lease) -> Ledger:
 
 
 def costs(books, clock, **scope) -> dict[str, tuple[int, int]]:
-    report = grouped_report(books, BOOK, Scope(**scope), clock.utc, rules=RULES)
+    report = grouped_report(books, BOOK, ReportScope(**scope), clock.utc, rules=RULES)
     return {row.name: (row.pico, row.billed_pico) for row in report.rows}
 
 
@@ -147,7 +147,7 @@ def test_a_savings_plan_is_used_by_what_is_spent_at_its_own_prices_not_by_cards(
         clock.advance(hours * HOUR)
         ledger.close_lease(lease_id, "done")
     clock.advance(20 * HOUR)
-    report = grouped_report(ledger, book, Scope(by="machine"), clock.utc, rules=RULES)
+    report = grouped_report(ledger, book, ReportScope(by="machine"), clock.utc, rules=RULES)
     assert {row.name: Decimal(row.pico).scaleb(-12) for row in report.rows} == {
         "h100x8": 2 * 6 + 4 * 3 + Decimal(10) * 8 / 32,  # one without a price of the plan uses its cards' share
         "cb-1": Decimal("73.5"),
@@ -161,7 +161,7 @@ def test_more_spent_than_a_savings_plan_has_is_shared_and_said(ledger, clock, ma
     for lease_id in ("L1", "L2"):
         ledger.open_lease(make_lease(lease_id, sku="box", provider="cloud", tags={"commitment": "cb-1"}))
     clock.advance(HOUR)
-    found = grouped_report(ledger, book, Scope(by="category"), clock.utc, rules=RULES)
+    found = grouped_report(ledger, book, ReportScope(by="category"), clock.utc, rules=RULES)
     assert {row.name: row.pico for row in found.rows}["unassigned"] == pico_of(10)
     said = [(finding.check, finding.what) for finding in run_checks(ledger, book, clock.utc, rules=RULES)]
     assert ("commitments", "12 USD an hour are used of the 10 bought, at 2026-01-01T00:00:00Z") in said
@@ -259,7 +259,7 @@ def test_a_lease_that_names_what_nobody_bought_is_flagged_and_found_until_it_is_
     }
     books.open_lease(make_lease("L2", **more))
     clock.advance(HOUR)
-    report = grouped_report(books, BOOK, Scope(by="machine"), clock.utc, rules=RULES)
+    report = grouped_report(books, BOOK, ReportScope(by="machine"), clock.utc, rules=RULES)
     assert ["unknown_commitment" in row.flags for row in report.rows if row.name == "h100x8"] == [True]
     assert costs(books, clock, by="machine")["h100x8"] == (pico_of(18), pico_of(8)), "the price book counts"
     (finding,) = run_checks(books, BOOK, clock.utc, rules=RULES)

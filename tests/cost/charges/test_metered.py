@@ -20,7 +20,7 @@ from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook, PriceRow, instant_ns
 from cost.records import IntegrityError, LedgerError, UsageKey
 from cost.reports import focus
-from cost.reports.grouped import Scope, grouped_report
+from cost.reports.grouped import ReportScope, grouped_report
 
 DAY = 86_400
 START = "2026-01-01"
@@ -71,7 +71,7 @@ def counted(row: PriceRow, quantity: str, start="2026-01-01", stop="2026-01-11",
 
 
 def costs(books, clock, book=BOOK, storage="while_stopped", **scope) -> dict[str, int]:
-    report = grouped_report(books, book, Scope(**{"by": "category", **scope}), clock.utc, rules=rules(storage))
+    report = grouped_report(books, book, ReportScope(**{"by": "category", **scope}), clock.utc, rules=rules(storage))
     return {row.name: row.pico for row in report.rows}
 
 
@@ -167,7 +167,7 @@ def kwh(quantity: str, first: int = 0, last: int = 4, name="meter") -> MeteredRe
 def test_what_a_meter_counted_takes_the_place_of_the_watts_and_is_the_trials_too(any_database, desk, clock):
     def found(row=OWN, **scope) -> dict[str, int]:
         report = grouped_report(
-            desk, PriceBook((row,)), Scope(**{"by": "category", **scope}), clock.utc, rules=OWN_RULES
+            desk, PriceBook((row,)), ReportScope(**{"by": "category", **scope}), clock.utc, rules=OWN_RULES
         )
         assert sum(row.billed_pico for row in report.rows) == 0
         return {row.name: row.pico for row in report.rows}
@@ -194,7 +194,7 @@ def test_what_a_meter_counted_takes_the_place_of_the_watts_and_is_the_trials_too
 
 def test_an_odd_quantity_is_split_to_the_last_digit(desk, clock):
     add_resource(desk, kwh("1.000000000007"), OWN, ())
-    report = grouped_report(desk, PriceBook((OWN,)), Scope(by="category"), clock.utc, rules=OWN_RULES)
+    report = grouped_report(desk, PriceBook((OWN,)), ReportScope(by="category"), clock.utc, rules=OWN_RULES)
     assert report.total_pico == 250_000_000_001, "1.75 of a digit, floored once"
     assert run_checks(desk, PriceBook((OWN,)), clock.utc, rules=OWN_RULES) == []
 

@@ -24,7 +24,7 @@ from cost.prices.book import NS_PER_HOUR, PICO, PriceBook, PriceRow, pico_per_ho
 from cost.records import Correction, Lease, UsageKey
 from cost.reports import focus
 from cost.reports.csv_json import as_json, csv_text
-from cost.reports.grouped import Scope, grouped_report
+from cost.reports.grouped import ReportScope, grouped_report
 from cost.reports.terminal import report_table
 
 HOUR = 3600
@@ -72,7 +72,7 @@ def books(ledger, clock, make_lease):
 
 
 def report_of(books, clock, **scope):
-    return grouped_report(books, BOOK, Scope(**scope), clock.utc, rules=RULES)
+    return grouped_report(books, BOOK, ReportScope(**scope), clock.utc, rules=RULES)
 
 
 def units(report) -> dict[str, tuple[Decimal, Decimal, Decimal, Decimal]]:
@@ -125,7 +125,7 @@ def test_the_table_says_them_below_the_total_only_where_they_differ(books, clock
         *([name, "24.1333", "USD"] for name in ("contracted_cost", "effective_cost", "billed_cost")),
     ]
     assert max(map(len, text.splitlines())) <= 100
-    same = grouped_report(books, PriceBook((BOOK.rows[2],)), Scope(by="trial"), clock.utc, rules=RULES)
+    same = grouped_report(books, PriceBook((BOOK.rows[2],)), ReportScope(by="trial"), clock.utc, rules=RULES)
     assert "list_cost" not in report_table(same)
 
 
@@ -140,7 +140,7 @@ def test_an_unpriced_machine_is_unpriced_in_each(ledger, clock, make_lease):
 def test_a_correction_counts_the_same_in_each_and_tax_is_that_of_each_price(books, clock):
     books.add_correction(Correction("c1", "L1", "credit", -pico_of(2), "USD", clock.utc, "note", sweep_id="s1"))
     taxed = PriceBook(tuple(replace(row, tax_rate=Decimal("0.25")) for row in BOOK.rows))
-    report = grouped_report(books, taxed, Scope(by="category"), clock.utc, rules=RULES)
+    report = grouped_report(books, taxed, ReportScope(by="category"), clock.utc, rules=RULES)
     found = units(report)
     assert found["credit"] == (-2, -2, -2, -2)
     assert found["tax"] == (Decimal("8.05"), *[Decimal("6.033333333333")] * 3), "a quarter of 32.2 and of 24.1333"
@@ -175,7 +175,7 @@ def test_another_currency_converts_each_of_them_and_what_was_paid(ledger, clock,
     add_commitment(ledger, bought, ())
     ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=BOOK.rows[2].hash))
     clock.advance_seconds(HOUR)
-    report = grouped_report(ledger, book, Scope(by="category", currency="EUR"), clock.utc, rules=RULES)
+    report = grouped_report(ledger, book, ReportScope(by="category", currency="EUR"), clock.utc, rules=RULES)
     assert units(report) == {
         "unassigned": (5, 4, 4, 4),
         "unused_commitment": (30, 30, 30, 0),
@@ -186,7 +186,7 @@ def test_another_currency_converts_each_of_them_and_what_was_paid(ledger, clock,
 def test_a_list_price_per_another_unit_or_of_a_machine_of_another_size_is_not_believed(books, clock):
     for odd in (price("3", per="card_hour", cards=0), price("99", cards=4), price("9", currency="EUR")):
         book = PriceBook((odd, BOOK.rows[2]))
-        report = grouped_report(books, book, Scope(by="machine"), clock.utc, rules=RULES)
+        report = grouped_report(books, book, ReportScope(by="machine"), clock.utc, rules=RULES)
         assert len(set(report.costs_in("USD").values())) == 1
 
 

@@ -22,7 +22,7 @@ from cost.periods import midnight_ns
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook, PriceRow, instant_text, pico_per_hour
 from cost.records import Correction, IntegrityError, Lease, LeaseState, LedgerError, UsageKey
-from cost.reports.as_of import book_as_of, changes_since
+from cost.reports.as_of import book_as_of, cost_changes_since
 
 HOUR, DAY = 3600, 86_400
 RULE = BillingRule("cloud", 3600, 0, "up", False, ("running",), "moment", 0, "none", "page", "2025-12-01")
@@ -115,7 +115,7 @@ def test_every_changed_cent_of_an_old_report_is_explained(books, clock):
     books.close_lease("L1", "forgotten", at_ns=then - 2 * HOUR * NS_PER_SECOND)
     edited = PriceBook((replace(ROW, price=Decimal("8.20"), day_read="2026-03-01"),))
     assert book_as_of(books, edited, then).rows == (ROW,)
-    (change,) = changes_since(books, edited, then, rules=(RULE,))
+    (change,) = cost_changes_since(books, edited, then, rules=(RULE,))
     assert change.then_pico == pico_of(Decimal("8.10") * 21 * 24 + Decimal("8.10") / 3600), "504 hours and a second"
     assert change.now_pico == pico_of(Decimal("8.20") * 503 - 1), "502 hours and a second, rounded up"
     assert (change.by_corrections, change.by_prices) == (-pico_of(1), pico_of(Decimal("0.10") * 503))

@@ -28,7 +28,7 @@ from cost.money import Money
 from cost.periods import period_name
 from cost.prices.book import PriceBook, PriceRow
 from cost.records import Correction, IntegrityError, Lease, NoLedgerError, StoreError, UsageKey
-from cost.reports.grouped import Scope, grouped_report
+from cost.reports.grouped import ReportScope, grouped_report
 
 SECOND = 10**9
 ROW = PriceRow(
@@ -317,7 +317,7 @@ def acted(script: Script, name: str, clock: FakeClock, ledgers: Sequence[Ledger]
 def all_of(ledger: Ledger, at_ns: int) -> list:
     found: list = [run_checks(ledger, BOOK, at_ns)]
     for by in ("trial", "sweep", "category", "day", "machine", "user"):
-        report = grouped_report(ledger, BOOK, Scope(by=by), at_ns)
+        report = grouped_report(ledger, BOOK, ReportScope(by=by), at_ns)
         found.append((by, sorted(map(repr, report.rows)), report.open_leases))
     found.append(
         [

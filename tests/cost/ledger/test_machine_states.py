@@ -27,8 +27,8 @@ from cost.prices.billing import BillingRule, charge, load_rules, rule_for
 from cost.prices.book import NS_PER_HOUR, PriceBook, PriceRow, instant_ns, pico_per_hour, read_row
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError, UsageKey
 from cost.reports import focus
-from cost.reports.grouped import Scope, grouped_report
-from cost.reports.lease_status import machines
+from cost.reports.grouped import ReportScope, grouped_report
+from cost.reports.lease_status import lease_statuses
 
 HOUR = 3600
 START = FakeClock().utc
@@ -85,7 +85,7 @@ def make_lease(make_lease):
 
 
 def by_category(ledger, clock, rules=RULES, **scope) -> dict[str, tuple[int, Decimal]]:
-    report = grouped_report(ledger, BOOK, Scope(**{"by": "category", **scope}), clock.utc, rules=rules)
+    report = grouped_report(ledger, BOOK, ReportScope(**{"by": "category", **scope}), clock.utc, rules=rules)
     return {row.name: (row.pico, row.card_hours) for row in report.rows}
 
 
@@ -198,9 +198,9 @@ def test_a_closed_month_is_not_changed_by_a_stop_that_is_entered_late(ledger, cl
 def test_a_stopped_machine_that_costs_nothing_raises_no_alarm_and_one_that_does_is_named(books, clock):
     enter(books, "stopped")
     clock.advance_seconds(5 * HOUR)
-    (held,) = machines(books, BOOK, clock.utc, rules=RULES)
+    (held,) = lease_statuses(books, BOOK, clock.utc, rules=RULES)
     assert (held.doing, str(held.per_day), held.alert) == ("stopped", "0 USD", None)
-    (held,) = machines(books, BOOK, clock.utc, rules=(rule("stopped"),))
+    (held,) = lease_statuses(books, BOOK, clock.utc, rules=(rule("stopped"),))
     assert held.per_day
     assert held.per_day.pico == 24 * pico_of(8)
     assert "leases close L1" in (held.alert or "")

@@ -16,7 +16,7 @@ from cost.prices.book import PriceBook, PriceError, PriceRow
 from cost.prices.fx import load_rates
 from cost.records import UsageKey
 from cost.reports.csv_json import csv_text
-from cost.reports.grouped import GROUPINGS, Scope, grouped_report
+from cost.reports.grouped import GROUPINGS, ReportScope, grouped_report
 
 HOUR = 3600
 ROW = PriceRow(
@@ -64,7 +64,7 @@ def test_what_a_machine_costs_over_several_days_is_converted_at_the_rate_of_each
     totals = set()
     for by in (*GROUPINGS, "tag:team"):
         for idle in ("apart", "spread", "owner"):
-            scope = Scope(by=by, currency="EUR", idle=idle)
+            scope = ReportScope(by=by, currency="EUR", idle=idle)
             totals.add(grouped_report(books, book, scope, clock.utc, rules=RULES).total_pico)
     assert len(totals) == 1, "to the last digit"
     assert abs(totals.pop() - due * 10**12) <= 3, "each rate's part is rounded once"
@@ -72,26 +72,26 @@ def test_what_a_machine_costs_over_several_days_is_converted_at_the_rate_of_each
 
 def test_every_row_of_a_csv_in_another_currency_names_its_rates_with_day_and_source(books, clock, tmp_path):
     book = PriceBook((ROW,), rates(tmp_path, FIXINGS))
-    text = csv_text(grouped_report(books, book, Scope(by="month", currency="EUR"), clock.utc, rules=RULES))
+    text = csv_text(grouped_report(books, book, ReportScope(by="month", currency="EUR"), clock.utc, rules=RULES))
     for day, rate in FIXINGS.items():
         assert f"1 EUR = {rate} USD on {day} (bank)" in text
 
 
 def test_a_rate_that_was_read_later_does_not_change_an_old_report(books, clock, tmp_path):
     folder = rates(tmp_path, {"2026-01-01": "1.25"})
-    scope = Scope(currency="EUR", as_of_ns=clock.utc)
+    scope = ReportScope(currency="EUR", as_of_ns=clock.utc)
     then = grouped_report(books, PriceBook((ROW,), folder), scope, clock.utc, rules=RULES).total_pico
     rates(tmp_path, {"2026-01-02": "1.60"}, day_read="2026-01-20")
     book = PriceBook((ROW,), folder)
     assert grouped_report(books, book, scope, clock.utc, rules=RULES).total_pico == then
-    assert grouped_report(books, book, Scope(currency="EUR"), clock.utc, rules=RULES).total_pico != then
+    assert grouped_report(books, book, ReportScope(currency="EUR"), clock.utc, rules=RULES).total_pico != then
 
 
 def test_a_budget_in_another_currency_counts_what_the_report_says(books, clock, tmp_path):
     book = PriceBook((ROW,), rates(tmp_path, FIXINGS))
     spending = Spending(books, book, ["month"], rules=RULES)
     spending.look(clock.utc, full=True)
-    report = grouped_report(books, book, Scope(by="month", currency="EUR"), clock.utc, rules=RULES)
+    report = grouped_report(books, book, ReportScope(by="month", currency="EUR"), clock.utc, rules=RULES)
     assert abs(spending.spent("month", "EUR") - report.total_pico) <= 3
     assert spending.spent("month", "USD") == pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60
 

@@ -12,8 +12,8 @@ from cost.money import Money
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook, PriceRow
 from cost.records import Correction, UsageKey
-from cost.reports.grouped import Scope, grouped_report
-from cost.reports.lease_status import IDLE_NS, machines
+from cost.reports.grouped import ReportScope, grouped_report
+from cost.reports.lease_status import IDLE_NS, lease_statuses
 
 RULES = (BillingRule("cloud", 1, 0, "up", False, ("running",), "moment", 0, "none", "page", "2025-12-01"),)
 ROW = PriceRow(
@@ -39,7 +39,7 @@ def books(ledger, make_lease):
 
 
 def look(books, clock):
-    (held,) = machines(books, BOOK, clock.utc, rules=RULES)
+    (held,) = lease_statuses(books, BOOK, clock.utc, rules=RULES)
     return held
 
 
@@ -72,9 +72,9 @@ def test_what_a_machine_has_cost_is_what_the_report_says_tax_and_corrections_inc
     taxed = PriceBook((replace(ROW, tax_rate=Decimal("0.19")),))
     clock.advance(3 * HOUR * 10**9 + 7)
     books.add_correction(Correction("c1", "L1", "credit", -5, "USD", clock.utc, "note"))
-    (held,) = machines(books, taxed, clock.utc, rules=RULES)
+    (held,) = lease_statuses(books, taxed, clock.utc, rules=RULES)
     assert held.cost is not None
-    assert held.cost.pico == grouped_report(books, taxed, Scope(by="machine"), clock.utc, rules=RULES).total_pico
+    assert held.cost.pico == grouped_report(books, taxed, ReportScope(by="machine"), clock.utc, rules=RULES).total_pico
     assert held.per_day == Money.parse("685.44 USD"), "24 x 24 and 19 % on top"
 
 

@@ -19,7 +19,7 @@ from cost.prices.book import MissingPriceError, PriceBook, PriceRow
 from cost.records import Correction, UsageKey
 from cost.reports.by_trial import sweep_report, trial_costs, write_csv
 from cost.reports.csv_json import COLUMNS, as_json, csv_text, write_text
-from cost.reports.grouped import Scope, grouped_report
+from cost.reports.grouped import ReportScope, grouped_report
 from cost.reports.terminal import report_table
 
 HOUR = 3600
@@ -185,7 +185,7 @@ def test_a_lease_shared_by_two_sweeps_is_the_sum_of_both_and_of_what_is_unassign
     unassigned = sum(line.pico for line in lines if line.category == "unassigned")
     assert unassigned == pico_of(16)
     assert first.total_pico + second.total_pico + unassigned == pico_of(40)
-    table = report_table(grouped_report(ledger, book, Scope(), clock.utc, rules=RULES)).splitlines()
+    table = report_table(grouped_report(ledger, book, ReportScope(), clock.utc, rules=RULES)).splitlines()
     assert [line.split()[:2] for line in table if line.startswith("startup")] == [["startup", "s1"], ["startup", "s2"]]
     assert max(map(len, table)) <= 100
 
@@ -475,14 +475,14 @@ def test_the_forecast_of_a_trials_first_attempt_is_in_its_columns_to_the_last_di
 
 
 def test_a_forecast_is_converted_with_the_costs_it_stands_beside(held, clock, book, tmp_path):
-    from cost.reports.grouped import Scope, grouped_report
+    from cost.reports.grouped import ReportScope, grouped_report
 
     rate = "{base: USD, quote: EUR, rate: '0.5', day: 2025-12-31, source: bank, day_read: 2026-01-01}"
     (tmp_path / "fx.yaml").write_text(f"rates:\n  - {rate}\n", encoding="utf-8")
     ledger = held()
     ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {"forecast_p50": "3 USD"})
     clock.advance_seconds(HOUR)
-    scope = Scope(by="trial", currency="EUR")
+    scope = ReportScope(by="trial", currency="EUR")
     report = grouped_report(ledger, PriceBook(book.rows, str(tmp_path)), scope, clock.utc, rules=RULES)
     (cells,) = csv.DictReader(io.StringIO(csv_text(report)))
     assert (cells["cost"], cells["currency"], cells["forecast_p50"]) == ("4", "EUR", "1.5")

@@ -50,7 +50,7 @@ def hold(books, lease_id: str, hours: int, how: str = "done", **changes) -> None
 
 
 def named(books) -> list[tuple[str, int | None]]:
-    return [(gap.before.lease.lease_id, gap.to_ns) for gap in unaccounted.gaps(books[0])]
+    return [(gap.before.lease.lease_id, gap.to_ns) for gap in unaccounted.unaccounted_times(books[0])]
 
 
 def billed_hours(books) -> float:
@@ -64,7 +64,7 @@ def test_what_a_sweep_has_left_is_named_with_what_it_comes_to_and_the_commands_t
     hold(books, "one", 3)
     ledger, clock = books
     assert named(books) == [("one", None)]
-    said = unaccounted.sentences(unaccounted.gaps(ledger), BOOK, clock.utc)["one"]
+    said = unaccounted.describe(unaccounted.unaccounted_times(ledger), BOOK, clock.utc)["one"]
     assert f"about {3 * float(ROW.price):.2f} USD are not in these books" in said
     assert "leases extend one; it went: python -m cost leases close one --released" in said
 
@@ -74,21 +74,21 @@ def test_between_two_leases_it_is_entered_to_the_cent_and_nobodys(books):
     hold(books, "two", 1)
     ledger, _ = books
     assert [lease_id for lease_id, _ in named(books)] == ["one", "two"]
-    (said,) = unaccounted.sentences(unaccounted.gaps(ledger), BOOK, books[1].utc).values()
+    (said,) = unaccounted.describe(unaccounted.unaccounted_times(ledger), BOOK, books[1].utc).values()
     assert "So is another time before" in said
-    assert unaccounted.enter(ledger, "one") == "one+"
+    assert unaccounted.record_lease(ledger, "one") == "one+"
     assert named(books)[0][0] == "two"
     assert billed_hours(books) == pytest.approx(3 + 3 + 1)
     state = ledger.lease_state("one+")
     assert (state.to_ns, state.lease.opened_by) == (ledger.lease_state("two").from_ns, "hand")
     with pytest.raises(LedgerError, match="no time after lease one is unaccounted for"):
-        unaccounted.enter(ledger, "one")
+        unaccounted.record_lease(ledger, "one")
 
 
 def test_a_machine_that_is_still_held_is_held_on_and_the_next_sweep_comes_to_it(books):
     hold(books, "one", 2)
     ledger, clock = books
-    assert unaccounted.enter(ledger, "one") == "one+"
+    assert unaccounted.record_lease(ledger, "one") == "one+"
     assert named(books) == []
     held = ledger.open_lease_of("box")
     assert held is not None
@@ -103,12 +103,12 @@ def test_a_machine_that_is_still_held_is_held_on_and_the_next_sweep_comes_to_it(
 def test_one_that_went_is_named_no_more_and_costs_until_it_went(books):
     hold(books, "one", 2)
     ledger, clock = books
-    unaccounted.settle(ledger, "one", clock.utc - HOUR_NS)
+    unaccounted.record_release(ledger, "one", clock.utc - HOUR_NS)
     assert named(books) == []
     assert billed_hours(books) == pytest.approx(2 + 1)
     hold(books, "two", 1)
-    unaccounted.settle(ledger, "two")
-    unaccounted.settle(ledger, "two")
+    unaccounted.record_release(ledger, "two")
+    unaccounted.record_release(ledger, "two")
     assert named(books) == []
     assert billed_hours(books) == pytest.approx(2 + 1 + 1)
 
@@ -117,7 +117,7 @@ def test_it_did_not_go_later_than_its_next_lease_began(books):
     hold(books, "one", 2)
     hold(books, "two", 1)
     with pytest.raises(IntegrityError, match="the next lease of that machine began at"):
-        unaccounted.settle(books[0], "one", books[1].utc)
+        unaccounted.record_release(books[0], "one", books[1].utc)
     assert [lease_id for lease_id, _ in named(books)] == ["one", "two"]
 
 
