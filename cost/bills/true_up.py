@@ -15,7 +15,7 @@ from cost.bills.commitment_purchases import PURCHASE
 from cost.bills.differences import DAY_NS, SEPARATE_KINDS, Cause, Comparison, Reconciliation
 from cost.bills.reader import Bill, period_of
 from cost.bills.reconcile import is_billable
-from cost.charges.attribution import BY_BILL, CostLine, attribute
+from cost.charges.attribution import BILL_PREFIX, CostLine, attribute
 from cost.charges.charge_status import record_invoice
 from cost.money import largest_remainder
 from cost.periods import period_name
@@ -71,7 +71,7 @@ def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[CostLine]
     parts = largest_remainder(cause.pico, [weights[key] for key in keys])
     found = []
     # What the books said is part of the id: another difference found later, on the same bill, is another entry.
-    head = f"{BY_BILL}{bill.sha256[:16]}:{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
+    head = f"{BILL_PREFIX}{bill.sha256[:16]}:{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
     for number, (key, pico) in enumerate(zip(keys, parts, strict=True)):
         month, sweep_id, trial_id, attempt, category = key
         if pico:

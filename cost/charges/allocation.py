@@ -1,9 +1,10 @@
-"""Who caused what part of a lease's charge: an exact split over time, cards and phases. Pure functions.
+"""Split a lease's charge over the attempts that used its machine. Pure functions.
 
-At each moment the cards that attempts hold take their share of what the machine costs; what nobody holds is idle,
-shared among the attached sweeps. Every card-nanosecond has one category, and the parts sum to the charge exactly:
-each segment is split once, by largest remainder, over weights in millionths of a card x nanoseconds. Nothing is
-clamped: where more cards are claimed than there are, the claims share what there is, and the lease is flagged.
+At each moment the cards granted to attempts take their share of the machine's cost. Free cards are overhead of the
+attached sweeps, in equal parts, or `unassigned` if no sweep is attached. Every card-nanosecond has one category, and
+the parts of each segment sum to it exactly: a segment is split once, by largest remainder, with weights in millionths
+of a card x nanoseconds. Nothing is clamped: attempts that claim more cards than the machine has share its cards, and
+the allocation says for how long that was so.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ OVERHEADS = (
     *("startup", "idle", "teardown", "unassigned", "billing_increment", "unused_commitment"),
     *("storage", "egress", "requests", "fee", "tax", "credit", "refund", "fx", "adjustment", "purchase", "stopped"),
 )
-"""What is not inside a trial. `unassigned` is time in which no sweep was attached to the machine; a `purchase` costs
-nothing by itself, since what was bought is amortised over its time, but it is what is billed; `stopped` is time in
-which the machine was held and did not run, whether its provider bills that or not."""
+"""Categories outside a trial. `unassigned`: no sweep was attached to the machine. `purchase`: the purchase of a
+commitment, which costs nothing itself because its price is amortised, but is billed. `stopped`: the lease was open and
+the machine did not run, billed or not."""
 
 TIMED = ("machine", "stopped")
-"""Categories of segments that are split by who held the machine's cards then."""
+"""Categories of the segments that are split by the use of the machine's cards."""
 
 CATEGORIES = (*PHASES, "lost_work", *(name for name in OVERHEADS if name not in PHASES))
-"""Every category there is, in the order of the report's columns."""
+"""All categories, in the order of the report's columns."""
 
 
 @dataclass(frozen=True)
 class ReportedUsage:
-    """A usage with what its trial reported. `number` identifies it; durations are card-nanoseconds by phase."""
+    """A usage and the durations that its trial reported, in card-nanoseconds by phase."""
 
-    number: int
+    usage_id: int
     usage: Usage
-    phases: Mapping[str, int]
-    after_checkpoint: Mapping[str, int] = field(default_factory=dict)
-    """The part of `phases` after the last checkpoint; only looked at where the attempt died."""
+    phase_card_ns: Mapping[str, int]
+    unsaved_card_ns: Mapping[str, int] = field(default_factory=dict)
+    """The part of `phase_card_ns` after the last checkpoint. It matters only if the attempt died."""
 
 
 @dataclass(frozen=True)
 class LeaseHistory:
-    """All that happened on one lease."""
+    """A lease with the sweeps that were attached to it and the usages of its cards."""
 
     state: LeaseState
     attachments: tuple[Attachment, ...]
@@ -55,7 +56,7 @@ class LeaseHistory:
 
 @dataclass(frozen=True)
 class AllocatedCost:
-    """A part of one segment's charge. Without a trial it is overhead; without a sweep nobody is answerable for it."""
+    """A part of one segment's charge. An empty `trial_id` is overhead; an empty `sweep_id` belongs to no sweep."""
 
     lease_id: str
     sweep_id: str
@@ -66,200 +67,209 @@ class AllocatedCost:
     micro_card_ns: int
     """Millionths of a card x nanoseconds."""
     segment: int
-    """Position of its segment among those given."""
+    """Index of the segment among those passed to `allocate`."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The shares of a lease: they sum to its segments, one by one."""
+    """The parts of a lease's charge. For each segment they sum to it."""
 
-    shares: tuple[AllocatedCost, ...]
+    costs: tuple[AllocatedCost, ...]
     oversubscribed_ns: int
-    """How long more cards were claimed than the machine has."""
+    """How long attempts claimed more cards than the machine has."""
     over_reported: tuple[int, ...]
-    """Numbers of the usages whose trial reported more card time than it held."""
+    """Ids of the usages whose trial reported more card time than the usage lasted."""
 
 
-def allocate(facts: LeaseHistory, segments: Sequence[Segment]) -> Allocation:
-    """Split every segment of a lease's charge. Segments of machine time are split by who held the cards then, or, while
-    the machine was stopped, by who was attached; any other goes, as a whole, to the sweeps that were attached last.
+def allocate(history: LeaseHistory, segments: Sequence[Segment]) -> Allocation:
+    """Split every segment of a lease's charge.
 
-    A usage or an attachment that is still open lasts to the end of the last segment.
+    A segment of machine time is split by the use of the cards in that time; while the machine was stopped, over the
+    attached sweeps. Any other segment goes as a whole to the sweeps that were attached last. A usage or an attachment
+    that is still open lasts to the end of the last segment.
     """
-    machine = [i for i, s in enumerate(segments) if s.category in TIMED and s.to_ns > s.from_ns]
-    weights, oversubscribed = _weights(facts, [(segments[i].from_ns, segments[i].to_ns) for i in machine])
-    # The whole time that each usage holds, of which its trial's phases are parts, not only what falls into `segments`.
-    end_ns = max((s.to_ns for s in segments if s.category in TIMED), default=facts.state.from_ns)
-    splits = {u.number: phase_weights(u, end_ns) for u in facts.usages}
-    by_number = {u.number: u for u in facts.usages}
-    shares: list[AllocatedCost] = []
-    for position, index in enumerate(machine):
-        held = weights[position] if segments[index].category == "machine" else _stopped(weights[position])
-        keys = list(held)
-        pico_parts = largest_remainder(segments[index].pico, [held[key] for key in keys])
-        for key, pico in zip(keys, pico_parts, strict=True):
-            shares += _shares_of(facts, by_number, splits, key, pico, held[key], index)
+    timed = [i for i, s in enumerate(segments) if s.category in TIMED and s.to_ns > s.from_ns]
+    weights, oversubscribed = _weights(history, [(segments[i].from_ns, segments[i].to_ns) for i in timed])
+    # Phases are parts of the whole usage, also where `segments` cover only some of it.
+    end_ns = max((s.to_ns for s in segments if s.category in TIMED), default=history.state.from_ns)
+    phase_splits = {u.usage_id: phase_weights(u, end_ns) for u in history.usages}
+    usages = {u.usage_id: u.usage for u in history.usages}
+    costs: list[AllocatedCost] = []
+    for position, index in enumerate(timed):
+        running = segments[index].category == "machine"
+        card_time = weights[position] if running else _stopped(weights[position])
+        parts = largest_remainder(segments[index].pico, list(card_time.values()))
+        for (user, micro_card_ns), pico in zip(card_time.items(), parts, strict=True):
+            costs += _costs_of_user(history, usages, phase_splits, user, pico, micro_card_ns, index)
     for index, segment in enumerate(segments):
-        if index not in machine and segment.pico:
-            shares += _to_last_sweeps(facts, segment, index)
-    over = tuple(u.number for u in facts.usages if _reported(u) > _held(u, end_ns))
-    return Allocation(tuple(shares), oversubscribed, over)
+        if index not in timed and segment.pico:
+            costs += _to_last_sweeps(history, segment, index)
+    over = tuple(u.usage_id for u in history.usages if _reported(u) > _granted(u, end_ns))
+    return Allocation(tuple(costs), oversubscribed, over)
 
 
-_Key = tuple[int, str, str]
-"""(usage number, "", "") for cards held by an attempt, (0, sweep, category) for cards that nobody holds."""
+_User = tuple[int, str, str]
+"""Who uses cards: (usage id, "", "") for an attempt, (0, sweep id, category) for free cards."""
 
 
-def _weights(facts: LeaseHistory, spans: Sequence[tuple[int, int]]) -> tuple[list[dict[_Key, int]], int]:
-    """For each span, who answers for how many micro-card-nanoseconds of it. They sum to cards x length."""
+def _weights(history: LeaseHistory, spans: Sequence[tuple[int, int]]) -> tuple[list[dict[_User, int]], int]:
+    """For each span, the micro-card-nanoseconds of each user; they sum to cards x length. Also the oversubscribed ns.
+
+    One pass over the moments at which a span, a usage or an attachment begins or ends.
+    """
     if not spans:
         return [], 0
     last = max(to_ns for _, to_ns in spans)
-    of_sweep: dict[str, list[Usage]] = defaultdict(list)
-    for one in facts.usages:
-        of_sweep[one.usage.sweep_id].append(one.usage)
-    idle_begins: dict[int, list[_Idle]] = defaultdict(list)
-    idle_ends: dict[int, list[_Idle]] = defaultdict(list)
-    for attachment in facts.attachments:
-        idle = _Idle(attachment, of_sweep[attachment.sweep_id], last)
-        if idle.to_ns > idle.from_ns:
-            idle_begins[idle.from_ns].append(idle)
-            idle_ends[idle.to_ns].append(idle)
-    begins: dict[int, list[ReportedUsage]] = defaultdict(list)
-    ends: dict[int, list[ReportedUsage]] = defaultdict(list)
-    edges = {edge for span in spans for edge in span}
-    for one in facts.usages:
-        to_ns = last if one.usage.to_ns is None else one.usage.to_ns
-        if to_ns > one.usage.from_ns:
-            begins[one.usage.from_ns].append(one)
-            ends[to_ns].append(one)
-    edges.update(begins, ends, idle_begins, idle_ends)
-    ordered = sorted(edges)
-    capacity = facts.state.lease.cards * MICRO_PER_CARD
-    found: list[dict[_Key, int]] = [defaultdict(int) for _ in spans]
-    active: dict[int, int] = {}
-    attached: list[_Idle] = []
+    usages_of_sweep: dict[str, list[Usage]] = defaultdict(list)
+    for reported in history.usages:
+        usages_of_sweep[reported.usage.sweep_id].append(reported.usage)
+    attachment_starts: dict[int, list[_SweepOverhead]] = defaultdict(list)
+    attachment_ends: dict[int, list[_SweepOverhead]] = defaultdict(list)
+    for attachment in history.attachments:
+        overhead = _SweepOverhead(attachment, usages_of_sweep[attachment.sweep_id], last)
+        if overhead.to_ns > overhead.from_ns:
+            attachment_starts[overhead.from_ns].append(overhead)
+            attachment_ends[overhead.to_ns].append(overhead)
+    usage_starts: dict[int, list[ReportedUsage]] = defaultdict(list)
+    usage_ends: dict[int, list[ReportedUsage]] = defaultdict(list)
+    for reported in history.usages:
+        to_ns = last if reported.usage.to_ns is None else reported.usage.to_ns
+        if to_ns > reported.usage.from_ns:
+            usage_starts[reported.usage.from_ns].append(reported)
+            usage_ends[to_ns].append(reported)
+    moments = {moment for span in spans for moment in span}
+    moments.update(usage_starts, usage_ends, attachment_starts, attachment_ends)
+    capacity = history.state.lease.cards * MICRO_PER_CARD
+    weights: list[dict[_User, int]] = [defaultdict(int) for _ in spans]
+    claims: dict[int, int] = {}
+    attached: list[_SweepOverhead] = []
     position, oversubscribed = 0, 0
-    for start, stop in pairwise(ordered):
-        for one in ends.get(start, ()):
-            active.pop(one.number, None)
-        for one in begins.get(start, ()):
-            active[one.number] = int(one.usage.cards * MICRO_PER_CARD)
-        for idle in idle_ends.get(start, ()):
-            attached.remove(idle)
-        attached += idle_begins.get(start, ())
+    for start, stop in pairwise(sorted(moments)):
+        for reported in usage_ends.get(start, ()):
+            claims.pop(reported.usage_id, None)
+        for reported in usage_starts.get(start, ()):
+            claims[reported.usage_id] = int(reported.usage.cards * MICRO_PER_CARD)
+        for overhead in attachment_ends.get(start, ()):
+            attached.remove(overhead)
+        attached += attachment_starts.get(start, ())
         while position < len(spans) and spans[position][1] <= start:
             position += 1
         if position == len(spans):
             break
         if spans[position][0] > start:
             continue
-        length, weight_of = stop - start, found[position]
-        claimed = sum(active.values())
+        length, span_weights = stop - start, weights[position]
+        claimed = sum(claims.values())
         if claimed > capacity:
             oversubscribed += length
-            parts = largest_remainder(capacity * length, list(active.values()))
-            for number, part in zip(active, parts, strict=True):
-                weight_of[number, "", ""] += part
+            parts = largest_remainder(capacity * length, list(claims.values()))
+            for usage_id, part in zip(claims, parts, strict=True):
+                span_weights[usage_id, "", ""] += part
             continue
-        for number, cards in active.items():
-            weight_of[number, "", ""] += cards * length
+        for usage_id, micro_cards in claims.items():
+            span_weights[usage_id, "", ""] += micro_cards * length
         if claimed < capacity:
-            unheld = (capacity - claimed) * length
+            free = (capacity - claimed) * length
             if not attached:
-                weight_of[0, "", "unassigned"] += unheld
+                span_weights[0, "", "unassigned"] += free
             else:
-                for idle, part in zip(attached, largest_remainder(unheld, [1] * len(attached)), strict=True):
-                    weight_of[0, idle.sweep_id, idle.category(start)] += part
-    return found, oversubscribed
+                for overhead, part in zip(attached, largest_remainder(free, [1] * len(attached)), strict=True):
+                    span_weights[0, overhead.sweep_id, overhead.category(start)] += part
+    return weights, oversubscribed
 
 
-def _stopped(weights: Mapping[_Key, int]) -> dict[_Key, int]:
-    """What nobody holds of a machine that does not run is `stopped`, of the sweeps that are attached or of nobody."""
-    found: dict[_Key, int] = defaultdict(int)
-    for (number, sweep_id, category), weight in weights.items():
-        found[(number, sweep_id, category) if number else (0, sweep_id, "stopped")] += weight
-    return found
+def _stopped(weights: Mapping[_User, int]) -> dict[_User, int]:
+    """The weights of a span in which the machine did not run: all overhead becomes `stopped`."""
+    stopped: dict[_User, int] = defaultdict(int)
+    for (usage_id, sweep_id, category), weight in weights.items():
+        stopped[(usage_id, sweep_id, category) if usage_id else (0, sweep_id, "stopped")] += weight
+    return stopped
 
 
-class _Idle:
-    """What a sweep's unheld time is called: startup before its first usage, teardown after its last, else idle."""
+class _SweepOverhead:
+    """An attachment, and the category of its sweep's free cards: startup, idle or teardown."""
 
     def __init__(self, attachment: Attachment, usages: Iterable[Usage], last_ns: int) -> None:
-        """`usages`: those of the attachment's sweep. `last_ns`: the end of what is charged."""
+        """`usages`: those of the attachment's sweep. `last_ns`: the end of the charge."""
         self.sweep_id = attachment.sweep_id
         self.from_ns = attachment.from_ns
         self.to_ns = last_ns if attachment.to_ns is None else attachment.to_ns
-        mine = [u for u in usages if self.from_ns <= u.from_ns < self.to_ns]
-        self._first = min((u.from_ns for u in mine), default=self.to_ns)
-        over = attachment.to_ns is not None and all(u.to_ns is not None for u in mine)
-        self._done = max((u.to_ns or 0 for u in mine), default=self.to_ns) if over else self.to_ns
+        own = [u for u in usages if self.from_ns <= u.from_ns < self.to_ns]
+        self._first_start = min((u.from_ns for u in own), default=self.to_ns)
+        ended = attachment.to_ns is not None and all(u.to_ns is not None for u in own)
+        self._last_end = max((u.to_ns or 0 for u in own), default=self.to_ns) if ended else self.to_ns
 
     def category(self, at_ns: int) -> str:
-        if at_ns < self._first:
+        """Startup before the sweep's first usage, teardown after its last, else idle."""
+        if at_ns < self._first_start:
             return "startup"
-        return "teardown" if at_ns >= self._done else "idle"
+        return "teardown" if at_ns >= self._last_end else "idle"
 
 
-def phase_weights(facts: ReportedUsage, end_ns: int) -> dict[str, int]:
-    """Categories of a usage's card time, in micro-card-nanoseconds.
+def phase_weights(reported: ReportedUsage, end_ns: int) -> dict[str, int]:
+    """The categories of a usage's card time, in micro-card-nanoseconds.
 
-    What the trial did not report is `other`. On an attempt after the first, startup is `recovery`. Where the attempt
-    died, all after its last checkpoint is `lost_work`, the time from its last report to its end included.
+    Card time that the trial did not report is `other`. The startup of a second or later attempt is `recovery`. If the
+    attempt died, everything after its last checkpoint is `lost_work`, including the time after its last report.
     """
     weights: dict[str, int] = defaultdict(int)
-    died = facts.usage.outcome in DIED
-    for kind, card_ns in facts.phases.items():
-        lost = facts.after_checkpoint.get(kind, 0) if died else 0
+    died = reported.usage.outcome in DIED
+    for phase, card_ns in reported.phase_card_ns.items():
+        lost = reported.unsaved_card_ns.get(phase, 0) if died else 0
         weights["lost_work"] += lost * MICRO_PER_CARD
-        name = "recovery" if kind == "startup" and facts.usage.key.attempt > 1 else kind
-        weights[name] += (card_ns - lost) * MICRO_PER_CARD
-    unreported = _held(facts, end_ns) - _reported(facts)
+        category = "recovery" if phase == "startup" and reported.usage.key.attempt > 1 else phase
+        weights[category] += (card_ns - lost) * MICRO_PER_CARD
+    unreported = _granted(reported, end_ns) - _reported(reported)
     if unreported > 0 or not any(weights.values()):
         weights["lost_work" if died else "other"] += max(unreported, 1)
-    return {name: weight for name, weight in weights.items() if weight}
+    return {category: weight for category, weight in weights.items() if weight}
 
 
-def _reported(facts: ReportedUsage) -> int:
-    return sum(facts.phases.values()) * MICRO_PER_CARD
+def _reported(reported: ReportedUsage) -> int:
+    return sum(reported.phase_card_ns.values()) * MICRO_PER_CARD
 
 
-def _held(facts: ReportedUsage, end_ns: int) -> int:
-    to_ns = max(end_ns, facts.usage.from_ns) if facts.usage.to_ns is None else facts.usage.to_ns
-    return int(facts.usage.cards * MICRO_PER_CARD) * (to_ns - facts.usage.from_ns)
+def _granted(reported: ReportedUsage, end_ns: int) -> int:
+    usage = reported.usage
+    to_ns = max(end_ns, usage.from_ns) if usage.to_ns is None else usage.to_ns
+    return int(usage.cards * MICRO_PER_CARD) * (to_ns - usage.from_ns)
 
 
-def _shares_of(
-    facts: LeaseHistory,
-    by_number: Mapping[int, ReportedUsage],
-    splits: Mapping[int, Mapping[str, int]],
-    key: _Key,
+def _costs_of_user(
+    history: LeaseHistory,
+    usages: Mapping[int, Usage],
+    phase_splits: Mapping[int, Mapping[str, int]],
+    user: _User,
     pico: int,
     micro_card_ns: int,
     segment: int,
 ) -> list[AllocatedCost]:
-    number, sweep_id, category = key
-    lease_id = facts.state.lease.lease_id
-    if not number:
+    """A user's part of a segment; an attempt's part is split by phase."""
+    usage_id, sweep_id, category = user
+    lease_id = history.state.lease.lease_id
+    if not usage_id:
         return [AllocatedCost(lease_id, sweep_id, "", 0, category, pico, micro_card_ns, segment)]
-    usage, split = by_number[number].usage, splits[number]
+    usage, split = usages[usage_id], phase_splits[usage_id]
     pico_parts = largest_remainder(pico, list(split.values()))
     time_parts = largest_remainder(micro_card_ns, list(split.values()))
     return [
-        AllocatedCost(lease_id, usage.sweep_id, usage.key.trial_id, usage.key.attempt, name, part, time_part, segment)
-        for name, part, time_part in zip(split, pico_parts, time_parts, strict=True)
+        AllocatedCost(lease_id, usage.sweep_id, usage.key.trial_id, usage.key.attempt, phase, part, time_part, segment)
+        for phase, part, time_part in zip(split, pico_parts, time_parts, strict=True)
     ]
 
 
-def _to_last_sweeps(facts: LeaseHistory, segment: Segment, index: int) -> list[AllocatedCost]:
-    """What was counted belongs to those who held the machine last; what a billing rule adds, to the last before it."""
-    lease_id, mine, end = facts.state.lease.lease_id, facts.attachments, None
+def _to_last_sweeps(history: LeaseHistory, segment: Segment, index: int) -> list[AllocatedCost]:
+    """Split a segment without card time over the sweeps that were attached last.
+
+    For a billing increment, those are the sweeps attached last before the increment began.
+    """
+    lease_id, attachments, end = history.state.lease.lease_id, history.attachments, None
     if segment.category == "billing_increment":
         end = segment.from_ns
-        mine = tuple(a for a in mine if a.from_ns < end) or mine
-    still = [a for a in mine if a.to_ns is None or (end is not None and a.to_ns > end)]
-    latest = max((a.to_ns or 0 for a in mine), default=0)
-    last = still or [a for a in mine if a.to_ns == latest]
+        attachments = tuple(a for a in attachments if a.from_ns < end) or attachments
+    still_attached = [a for a in attachments if a.to_ns is None or (end is not None and a.to_ns > end)]
+    latest = max((a.to_ns or 0 for a in attachments), default=0)
+    last = still_attached or [a for a in attachments if a.to_ns == latest]
     sweeps = sorted({a.sweep_id for a in last}) or [""]
     parts = largest_remainder(segment.pico, [1] * len(sweeps))
     return [

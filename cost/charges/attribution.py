@@ -1,14 +1,16 @@
-"""From facts and prices to lines: every part of every lease's charge, with who caused it and when.
+"""Attribute the cost of leases: one line per part of a charge, with the trial or overhead category that caused it.
 
-Reads the ledger, charges each lease by the price book and its provider's rule, splits the charge (`allocation`), and
-adds corrections as lines of their own. Rounds nothing and shows nothing. A lease without a price gives lines that are
-marked unpriced, never lines of zero cost that look like a price.
+Reads the ledger, charges each lease by the price book and its provider's billing rule, splits the charge
+(`allocation`), and adds corrections as lines of their own. Rounds nothing. The lines of a lease without a price are
+marked as unpriced, so that a missing price never looks like a cost of zero.
+
+Tested in tests/cost/reports/test_report.py and in the tests of every room that adds something to a charge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import floor
 
@@ -16,7 +18,7 @@ from sqlalchemy import Connection, select
 
 from cost.charges import commitments
 from cost.charges.allocation import AllocatedCost, Allocation, LeaseHistory, ReportedUsage, allocate
-from cost.charges.charge_status import Spans, invoice_numbers, invoiced_spans, status_at
+from cost.charges.charge_status import LeaseSpans, invoice_numbers, invoiced_spans, status_at
 from cost.charges.lease_charge import (
     billing_rules,
     charge_lease,
@@ -33,19 +35,19 @@ from cost.prices.billing import BillingRule, Segment
 from cost.prices.book import PriceBook, PriceRow
 from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
 
-BY_BILL = "bill:"
-"""What the id of a correction begins with that came from a bill; all others were made by hand."""
+BILL_PREFIX = "bill:"
+"""The start of the id of every correction that comes from a bill. All other corrections were made by hand."""
 
-BY_HAND = ("by_hand", "corrected")
+_BILL_FLAGS, _HAND_FLAGS = ("corrected",), ("by_hand", "corrected")
 
 
 @dataclass(frozen=True)
 class CostLine:
-    """A part of what a lease cost: one category, one holder, one stretch of time at one price."""
+    """A part of what a lease cost: one category, one attempt or sweep, one interval at one price."""
 
     lease: Lease
     sweep_id: str
-    """Empty: no sweep is answerable."""
+    """Empty: the cost belongs to no sweep."""
     trial_id: str
     """Empty: overhead."""
     attempt: int
@@ -55,42 +57,42 @@ class CostLine:
     from_ns: int
     to_ns: int
     price: PriceRow | None
-    """None for corrections and for unpriced leases."""
+    """None for corrections, for commitments, and for leases without a price."""
     unpriced: bool
     flags: tuple[str, ...] = ()
     status: str = "estimated"
-    """How firm it is: one of `status.STATUSES`."""
+    """How final the amount is: one of `charge_status.STATUSES`."""
     commitment: str = ""
-    """The commitment that it is a part of: paid for before."""
+    """Name of the commitment that covers this time; its purchase has paid for it."""
     paid_pico: int = 0
-    """Of a purchase: what was paid."""
+    """For a purchase of a commitment: the amount paid."""
     bought_micro_card_ns: int = 0
-    """Of a purchase: the card time that was bought."""
-    kinds: PriceKindAmounts | None = None
-    """What it comes to at list, contracted and effective prices; None: at all of them what it cost."""
-    rate: str = ""
-    """Where its amounts were converted: the exchange rate, its day and its source, in words."""
+    """For a purchase of a commitment: the card time bought."""
+    by_price_kind: PriceKindAmounts | None = None
+    """The amounts at list, contracted and effective prices. None: each of them equals `pico`."""
+    exchange_rate: str = ""
+    """For converted amounts: the exchange rate, its day and its source, as text."""
 
     @property
     def list_pico(self) -> int:
-        return self.pico if self.kinds is None else self.kinds.list_pico
+        return self.pico if self.by_price_kind is None else self.by_price_kind.list_pico
 
     @property
     def contracted_pico(self) -> int:
-        return self.pico if self.kinds is None else self.kinds.contracted_pico
+        return self.pico if self.by_price_kind is None else self.by_price_kind.contracted_pico
 
     @property
     def effective_pico(self) -> int:
-        return self.pico if self.kinds is None else self.kinds.effective_pico
+        return self.pico if self.by_price_kind is None else self.by_price_kind.effective_pico
 
     @property
     def imputed(self) -> bool:
-        """Own hardware: a cost, but on nobody's bill."""
+        """Whether this is the cost of own hardware, which appears on no bill."""
         return self.lease.purchase == "own" or (self.price is not None and self.price.per == "kwh")
 
     @property
     def billed_pico(self) -> int:
-        """The part that somebody sends a bill for."""
+        """The part of the amount that a provider bills."""
         if self.lease.simulated or self.imputed:
             return 0
         return self.paid_pico if self.commitment else self.pico
@@ -98,14 +100,14 @@ class CostLine:
 
 @dataclass(frozen=True)
 class Attribution:
-    """The lines of some leases. For each lease they sum to its charge with its corrections."""
+    """The cost lines of some leases. The lines of a lease sum to its charge plus its corrections."""
 
     lines: tuple[CostLine, ...]
     usages: dict[tuple[str, UsageKey], Usage]
-    """By sweep and key."""
+    """By sweep id and key."""
     leases: tuple[LeaseState, ...]
     invoices: Mapping[str, Sequence[tuple[int, int, str]]] = field(default_factory=dict)
-    """By lease: from, to, and the number of the invoice that it is on, the latest first."""
+    """By lease id: start, end and number of each invoice that was applied to it, the latest first."""
 
 
 def attribute(
@@ -119,65 +121,79 @@ def attribute(
     as_of_ns: int | None = None,
     by_phase: bool = True,
 ) -> Attribution:
-    """All lines of all leases, or of those that a sweep was attached to (other sweeps' lines on them included).
+    """The cost lines of all leases, or of the leases that a sweep was attached to, other sweeps' lines included.
 
-    No line crosses one of `cuts` (sorted instants). `as_of_ns`: only what had been written down by then counts. Without
-    `by_phase` what trials reported is not read: all time inside of a trial is of category `other`, or `lost_work`.
+    No line crosses one of `cuts` (sorted instants). `as_of_ns`: use only what the ledger contained at that moment.
+    `by_phase=False` skips the phases that trials reported, which is faster: all time of a trial is then `other` or
+    `lost_work`.
 
     Raises:
-        PriceError: a price or a billing rule is missing that the lease had when it was opened.
+        PriceError: a price or a billing rule that a lease had when it was opened is missing.
     """
     rules = billing_rules(book) if rules is None else rules
     invoiced = invoiced_spans(ledger, as_of_ns)
     with ledger.read() as connection:
-        everything = _read(connection, sweep_id, as_of_ns, by_phase)
-        states = queries.lease_states(connection, as_of_ns=as_of_ns)
-        lines = _corrections(connection, everything, as_of_ns, invoiced)
-    other = load_charge_inputs(ledger, book, states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
-    found: list[CostLine] = [] if sweep_id is not None else _unused_lines(other.used, now_ns, invoiced)
+        histories = _lease_histories(connection, sweep_id, as_of_ns, by_phase)
+        all_states = queries.lease_states(connection, as_of_ns=as_of_ns)
+        corrections = _correction_lines(connection, histories, as_of_ns, invoiced)
+    inputs = load_charge_inputs(ledger, book, all_states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
+    lines: list[CostLine] = []
+    if sweep_id is None:
+        lines += _commitment_lines(inputs.commitment_usage, now_ns, invoiced)
     usages: dict[tuple[str, UsageKey], Usage] = {}
-    for one in everything:
-        usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in one.usages})
-        whole, rows = charge_lease(one.state, book, rules, now_ns, other)
-        spans = invoiced.get(one.state.lease.lease_id, ())
-        others = AlternativePrices(one.state.lease, rows, book)
-        edges = sorted({*cuts, *(edge for span in spans for edge in span), *others.edges})
-        segments = cut_segments(whole, edges, pico_per_ns_of(one.state.lease, rows))
-        statuses = [status_at(one.state, s.from_ns, spans) for s in segments]
-        kinds = others.of(segments, [bool(_commitment(s)) for s in segments])
-        flags = ("unknown_commitment",) if one.state.lease.lease_id in other.used.unknown else ()
-        found += _lines(one, _Parts(segments, statuses, kinds, flags), rows, allocate(one, segments))
+    for history in histories:
+        usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in history.usages})
+        lease = history.state.lease
+        charge, rows = charge_lease(history.state, book, rules, now_ns, inputs)
+        spans = invoiced.get(lease.lease_id, ())
+        alternatives = AlternativePrices(lease, rows, book)
+        edges = sorted({*cuts, *(edge for span in spans for edge in span), *alternatives.change_times})
+        segments = cut_segments(charge, edges, pico_per_ns_of(lease, rows))
+        charged = _ChargedSegments(
+            segments,
+            statuses=[status_at(history.state, s.from_ns, spans) for s in segments],
+            by_price_kind=alternatives.amounts(segments, [bool(_commitment_name(s)) for s in segments]),
+            flags=("unknown_commitment",) if lease.lease_id in inputs.commitment_usage.unknown else (),
+        )
+        lines += _lease_lines(history, charged, rows, allocate(history, segments))
     numbers = invoice_numbers(ledger, as_of_ns)
-    return Attribution((*found, *lines), usages, tuple(one.state for one in everything), numbers)
+    return Attribution((*lines, *corrections), usages, tuple(h.state for h in histories), numbers)
 
 
-def _commitment(segment: Segment) -> str:
-    name = segment.price_hash
-    return name.removeprefix(commitments.PREFIX) if name.startswith(commitments.PREFIX) else ""
+def _commitment_name(segment: Segment) -> str:
+    """The commitment that covers a segment; empty: none."""
+    source = segment.price_hash
+    return source.removeprefix(commitments.PREFIX) if source.startswith(commitments.PREFIX) else ""
 
 
-def _unused_lines(used: commitments.CommitmentUsage, now_ns: int, invoiced: Spans) -> list[CostLine]:
-    """What was bought, when it was, and what of it nobody used."""
-    found = []
-    for one in used.bought:
-        line = CostLine(one.lease, "", "", 0, "purchase", 0, 0, one.from_ns, one.from_ns, None, False)
-        status = "invoiced" if invoiced.get(one.lease.lease_id) else "provisional"
-        bought = one.cards * schema.MICRO_PER_CARD * (one.to_ns - one.from_ns)
-        more = {"paid_pico": one.price.pico, "bought_micro_card_ns": bought}
-        found.append(replace(line, status=status, commitment=one.name, **more))
-    for rest in used.unused:
-        one = rest.commitment
-        status = "estimated" if now_ns < one.to_ns else "provisional"
-        found.append(
+def _commitment_lines(usage: commitments.CommitmentUsage, now_ns: int, invoiced: LeaseSpans) -> list[CostLine]:
+    """One line per purchase of a commitment, and one per interval in which a part of a commitment was unused."""
+    lines = []
+    for bought in usage.bought:
+        lines.append(
             CostLine(
-                *(one.lease, "", "", 0, "unused_commitment", rest.pico, rest.micro_card_ns),
-                *(rest.from_ns, rest.to_ns, None, False, (), status, one.name),
+                *(bought.lease, "", "", 0, "purchase", 0, 0, bought.from_ns, bought.from_ns, None, False),
+                status="invoiced" if invoiced.get(bought.lease.lease_id) else "provisional",
+                commitment=bought.name,
+                paid_pico=bought.price.pico,
+                bought_micro_card_ns=bought.cards * schema.MICRO_PER_CARD * (bought.to_ns - bought.from_ns),
             )
         )
-    return found
+    for unused in usage.unused:
+        commitment = unused.commitment
+        status = "estimated" if now_ns < commitment.to_ns else "provisional"
+        lines.append(
+            CostLine(
+                *(commitment.lease, "", "", 0, "unused_commitment", unused.pico, unused.micro_card_ns),
+                *(unused.from_ns, unused.to_ns, None, False, (), status, commitment.name),
+            )
+        )
+    return lines
 
 
-def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None, by_phase: bool) -> list[LeaseHistory]:
+def _lease_histories(
+    connection: Connection, sweep_id: str | None, as_of_ns: int | None, by_phase: bool
+) -> list[LeaseHistory]:
     lease_ids: list[str] | None = None
     if sweep_id is not None:
         query = select(schema.attachment.c.lease_id).where(schema.attachment.c.sweep_id == sweep_id).distinct()
@@ -187,16 +203,18 @@ def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None, by
     where = {} if lease_ids is None else {"lease_id": lease_ids}
     states = queries.lease_states(connection, as_of_ns=as_of_ns, **where)
     attachments: dict[str, list] = {}
-    for one in queries.attachments(connection, lease_ids, as_of_ns=as_of_ns):
-        attachments.setdefault(one.lease_id, []).append(one)
-    phases = lost = {}
+    for attachment in queries.attachments(connection, lease_ids, as_of_ns=as_of_ns):
+        attachments.setdefault(attachment.lease_id, []).append(attachment)
+    phases = unsaved = {}
     if by_phase:
         phases = queries.phase_totals(connection, lease_ids=lease_ids, as_of_ns=as_of_ns)
-        lost = queries.phase_totals_after_checkpoint(connection, sorted(DIED), lease_ids=lease_ids, as_of_ns=as_of_ns)
+        unsaved = queries.phase_totals_after_checkpoint(
+            connection, sorted(DIED), lease_ids=lease_ids, as_of_ns=as_of_ns
+        )
     usages: dict[str, list[ReportedUsage]] = {}
-    for number, usage in queries.usages(connection, lease_ids=lease_ids, as_of_ns=as_of_ns).items():
-        of_lease = usages.setdefault(usage.key.lease_id, [])
-        of_lease.append(ReportedUsage(number, usage, phases.get(number, {}), lost.get(number, {})))
+    for usage_id, usage in queries.usages(connection, lease_ids=lease_ids, as_of_ns=as_of_ns).items():
+        reported = ReportedUsage(usage_id, usage, phases.get(usage_id, {}), unsaved.get(usage_id, {}))
+        usages.setdefault(usage.key.lease_id, []).append(reported)
     return [
         LeaseHistory(s, tuple(attachments.get(s.lease.lease_id, ())), tuple(usages.get(s.lease.lease_id, ())))
         for s in states
@@ -204,108 +222,116 @@ def _read(connection: Connection, sweep_id: str | None, as_of_ns: int | None, by
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """A lease's charge, segment by segment: how firm each is, and what it comes to at each kind of price."""
+class _ChargedSegments:
+    """A lease's charge: for each segment its status and its amounts at each kind of price."""
 
     segments: Sequence[Segment]
     statuses: Sequence[str]
-    kinds: Sequence[PriceKindAmounts | None]
+    by_price_kind: Sequence[PriceKindAmounts | None]
     flags: tuple[str, ...]
-    """Of all of it."""
+    """Flags of every line of the lease."""
 
 
-def _lines(one: LeaseHistory, parts: _Parts, rows: dict[str, PriceRow], allocation: Allocation) -> list[CostLine]:
-    lease, segments = one.state.lease, parts.segments
-    over = {(u.usage.sweep_id, u.usage.key) for u in one.usages if u.number in allocation.over_reported}
-    of_lease = (*parts.flags, "oversubscribed") if allocation.oversubscribed_ns else parts.flags
-    found: list[CostLine] = []
-    by_segment: list[dict[str, int]] = [{} for _ in segments]
-    kinds = _split_kinds(parts.kinds, allocation.shares)
-    for share, of_share in zip(allocation.shares, kinds, strict=True):
-        segment = segments[share.segment]
-        key = UsageKey(share.lease_id, share.trial_id, share.attempt)
-        flags = (*of_lease, "over_reported") if (share.sweep_id, key) in over else of_lease
-        price = rows.get(segment.price_hash)
-        line = CostLine(
-            *(lease, share.sweep_id, share.trial_id, share.attempt, share.category, share.pico, share.micro_card_ns),
-            *(segment.from_ns, segment.to_ns, price, not segment.price_hash, flags, parts.statuses[share.segment]),
-            commitment=_commitment(segment),
-            kinds=of_share,
-        )
-        totals = by_segment[share.segment]
-        totals[share.sweep_id] = totals.get(share.sweep_id, 0) + share.pico
-        found.append(line)
-    return [*found, *_tax(lease, parts, rows, by_segment)]
-
-
-def _split_kinds(
-    kinds: Sequence[PriceKindAmounts | None], shares: Sequence[AllocatedCost]
-) -> list[PriceKindAmounts | None]:
-    """What each share comes to at each kind of price: its part of its segment's, by card time or by cost."""
-    found: list[PriceKindAmounts | None] = [None] * len(shares)
-    mine: dict[int, list[int]] = {}
-    for position, share in enumerate(shares):
-        if kinds[share.segment] is not None:
-            mine.setdefault(share.segment, []).append(position)
-    for index, positions in mine.items():
-        whole = kinds[index]
-        assert whole is not None
-        weights = [shares[at].micro_card_ns for at in positions]
-        weights = weights if any(weights) else [shares[at].pico for at in positions]
-        for at, part in zip(positions, whole.split(weights), strict=True):
-            found[at] = part
-    return found
-
-
-def _tax(
-    lease: Lease, parts: _Parts, rows: dict[str, PriceRow], by_segment: Sequence[dict[str, int]]
+def _lease_lines(
+    history: LeaseHistory, charged: _ChargedSegments, rows: dict[str, PriceRow], allocation: Allocation
 ) -> list[CostLine]:
-    """Tax that comes on top of the prices, in proportion to what each sweep pays before it; at each kind of price."""
-    found: list[CostLine] = []
+    lease, segments = history.state.lease, charged.segments
+    over_reported = {(u.usage.sweep_id, u.usage.key) for u in history.usages if u.usage_id in allocation.over_reported}
+    lease_flags = (*charged.flags, "oversubscribed") if allocation.oversubscribed_ns else charged.flags
+    lines: list[CostLine] = []
+    sweep_totals: list[dict[str, int]] = [{} for _ in segments]
+    by_price_kind = _split_by_price_kind(charged.by_price_kind, allocation.costs)
+    for cost, amounts in zip(allocation.costs, by_price_kind, strict=True):
+        segment = segments[cost.segment]
+        key = UsageKey(cost.lease_id, cost.trial_id, cost.attempt)
+        flags = (*lease_flags, "over_reported") if (cost.sweep_id, key) in over_reported else lease_flags
+        price = rows.get(segment.price_hash)
+        lines.append(
+            CostLine(
+                *(lease, cost.sweep_id, cost.trial_id, cost.attempt, cost.category, cost.pico, cost.micro_card_ns),
+                *(segment.from_ns, segment.to_ns, price, not segment.price_hash, flags, charged.statuses[cost.segment]),
+                commitment=_commitment_name(segment),
+                by_price_kind=amounts,
+            )
+        )
+        totals = sweep_totals[cost.segment]
+        totals[cost.sweep_id] = totals.get(cost.sweep_id, 0) + cost.pico
+    return [*lines, *_tax_lines(lease, charged, rows, sweep_totals)]
+
+
+def _split_by_price_kind(
+    segment_amounts: Sequence[PriceKindAmounts | None], costs: Sequence[AllocatedCost]
+) -> list[PriceKindAmounts | None]:
+    """Each allocated cost's part of its segment's amounts, in proportion to card time, else to cost."""
+    split: list[PriceKindAmounts | None] = [None] * len(costs)
+    positions_of: dict[int, list[int]] = {}
+    for position, cost in enumerate(costs):
+        if segment_amounts[cost.segment] is not None:
+            positions_of.setdefault(cost.segment, []).append(position)
+    for index, positions in positions_of.items():
+        whole = segment_amounts[index]
+        assert whole is not None
+        weights = [costs[position].micro_card_ns for position in positions]
+        weights = weights if any(weights) else [costs[position].pico for position in positions]
+        for position, part in zip(positions, whole.split(weights), strict=True):
+            split[position] = part
+    return split
+
+
+def _tax_lines(
+    lease: Lease, charged: _ChargedSegments, rows: dict[str, PriceRow], sweep_totals: Sequence[dict[str, int]]
+) -> list[CostLine]:
+    """Tax on top of the prices, split over sweeps in proportion to their net amounts, at each kind of price."""
+    lines: list[CostLine] = []
     running = [Fraction(0)] * 4
-    every = zip(parts.segments, parts.kinds, by_segment, parts.statuses, strict=True)
-    for segment, kinds, totals, status in every:
+    segments = zip(charged.segments, charged.by_price_kind, sweep_totals, charged.statuses, strict=True)
+    for segment, amounts, totals, status in segments:
         row = rows.get(segment.price_hash)
         if not tax_rate(row) or not any(totals.values()):
             continue
-        # The running totals are floored, so that the tax is the same however the charge is cut.
+        # The running totals are floored, so that the tax does not depend on where the charge is cut.
         net = [segment.pico] * 4
-        if kinds is not None:
-            net = [segment.pico, kinds.list_pico, kinds.contracted_pico, kinds.effective_pico]
+        if amounts is not None:
+            net = [segment.pico, amounts.list_pico, amounts.contracted_pico, amounts.effective_pico]
         before = [floor(total) for total in running]
         running = [total + tax_rate(row) * pico for total, pico in zip(running, net, strict=True)]
-        tax, listed, contracted, effective = (floor(t) - whole for t, whole in zip(running, before, strict=True))
+        tax, listed, contracted, effective = (floor(t) - floored for t, floored in zip(running, before, strict=True))
         if not tax:
             continue
         weights = list(totals.values())
-        of_sweeps = (
-            [None] * len(weights) if kinds is None else PriceKindAmounts(listed, contracted, effective).split(weights)
-        )
-        for sweep_id, pico, of_sweep in zip(totals, largest_remainder(tax, weights), of_sweeps, strict=True):
-            found.append(
+        tax_amounts: Sequence[PriceKindAmounts | None] = [None] * len(weights)
+        if amounts is not None:
+            tax_amounts = PriceKindAmounts(listed, contracted, effective).split(weights)
+        parts = largest_remainder(tax, weights)
+        for sweep_id, pico, sweep_amounts in zip(totals, parts, tax_amounts, strict=True):
+            lines.append(
                 CostLine(
                     *(lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, False),
                     status=status,
-                    kinds=of_sweep,
+                    by_price_kind=sweep_amounts,
                 )
             )
-    return found
+    return lines
 
 
-def _corrections(
-    connection: Connection, everything: Sequence[LeaseHistory], as_of_ns: int | None, invoiced: Spans
+def _correction_lines(
+    connection: Connection, histories: Sequence[LeaseHistory], as_of_ns: int | None, invoiced: LeaseSpans
 ) -> list[CostLine]:
-    states = {one.state.lease.lease_id: one.state for one in everything}
+    states = {history.state.lease.lease_id: history.state for history in histories}
     table = schema.correction
     query = select(table).order_by(table.c.written_ns, table.c.correction_id)
     if as_of_ns is not None:
         query = query.where(table.c.written_ns <= as_of_ns)
-    return [
-        CostLine(
-            *(states[row.lease_id].lease, row.sweep_id, row.trial_id, row.attempt, row.category, row.pico, 0),
-            *(row.at_ns, row.at_ns, None, False, ("corrected",) if row.correction_id.startswith(BY_BILL) else BY_HAND),
-            status_at(states[row.lease_id], row.at_ns, invoiced.get(row.lease_id, ())),
+    lines = []
+    for row in connection.execute(query):
+        if (state := states.get(row.lease_id)) is None:
+            continue
+        flags = _BILL_FLAGS if row.correction_id.startswith(BILL_PREFIX) else _HAND_FLAGS
+        status = status_at(state, row.at_ns, invoiced.get(row.lease_id, ()))
+        lines.append(
+            CostLine(
+                *(state.lease, row.sweep_id, row.trial_id, row.attempt, row.category, row.pico, 0),
+                *(row.at_ns, row.at_ns, None, False, flags, status),
+            )
         )
-        for row in connection.execute(query)
-        if row.lease_id in states
-    ]
+    return lines

@@ -1,7 +1,8 @@
-"""How firm an amount is: `estimated` while its machine is held, `provisional` once it is given back, `invoiced` once a
-bill was reconciled and applied.
+"""How final an amount is: `estimated` while the lease is open, `provisional` once it is closed, `invoiced` once a bill
+was reconciled and applied.
 
-Derived whenever it is asked for, from whether the lease is open and from which bills were applied; only those are kept.
+The status is derived whenever it is needed, from the lease and from the bills that were applied. Only the applied
+bills are stored.
 """
 
 from __future__ import annotations
@@ -16,48 +17,47 @@ from cost.records import LeaseState
 
 STREAM = "invoices"
 STATUSES = ("estimated", "provisional", "invoiced")
-"""From the least firm to the firmest."""
+"""From the least to the most final."""
 
-Spans = Mapping[str, Sequence[tuple[int, int]]]
-"""By lease: from and to, in nanoseconds UTC, of what a bill was about."""
+LeaseSpans = Mapping[str, Sequence[tuple[int, int]]]
+"""By lease id: start and end, in nanoseconds UTC, of what a bill covers."""
 
 
-def record_invoice(ledger: Journal, bill_sha256: str, spans: Spans, invoice: str = "") -> None:
-    """A bill has been applied to these stretches of these leases. Again: nothing changes. `invoice`: its number."""
-    for lease_id, mine in spans.items():
-        found = sorted(set(mine))
-        body = {"lease_id": lease_id, "bill": bill_sha256, "spans": [list(span) for span in found]}
+def record_invoice(ledger: Journal, bill_sha256: str, spans: LeaseSpans, invoice: str = "") -> None:
+    """Record that a bill was applied to these spans. Recording it again changes nothing. `invoice`: its number."""
+    for lease_id, lease_spans in spans.items():
+        body = {"lease_id": lease_id, "bill": bill_sha256, "spans": [list(span) for span in sorted(set(lease_spans))]}
         body |= {"invoice": invoice} if invoice else {}
-        # What it is about is part of the key: the same bill may be applied again when the books know of more days.
+        # The spans are part of the key: the same bill can be applied again once the ledger has more of its days.
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()
         ledger.append_event(STREAM, "applied", body, digest)
 
 
 def invoiced_spans(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[tuple[int, int]]]:
-    """What bills were applied to, by a moment (None: by now)."""
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    """By lease id: the spans that bills were applied to, up to a moment (None: up to now)."""
+    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for event in ledger.events(STREAM):
         if as_of_ns is None or event.at_ns <= as_of_ns:
-            found[event.body["lease_id"]] += [(start, stop) for start, stop in event.body["spans"]]
-    return dict(found)
+            spans[event.body["lease_id"]] += [(start, stop) for start, stop in event.body["spans"]]
+    return dict(spans)
 
 
 def invoice_numbers(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[tuple[int, int, str]]]:
-    """By lease: from, to, and the number of the invoice that was applied to it, the latest first."""
-    found: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    """By lease id: start, end and number of each invoice that was applied, the latest first."""
+    invoices: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for event in ledger.events(STREAM):
         if (as_of_ns is None or event.at_ns <= as_of_ns) and (number := event.body.get("invoice")):
-            found[event.body["lease_id"]] += [(start, stop, number) for start, stop in event.body["spans"]]
-    return {lease_id: spans[::-1] for lease_id, spans in found.items()}
+            invoices[event.body["lease_id"]] += [(start, stop, number) for start, stop in event.body["spans"]]
+    return {lease_id: spans[::-1] for lease_id, spans in invoices.items()}
 
 
 def status_at(state: LeaseState, at_ns: int, spans: Sequence[tuple[int, int]]) -> str:
-    """The status of what a lease cost at a moment."""
+    """The status of a lease's cost at a moment. `spans`: the invoiced spans of the lease."""
     if any(start <= at_ns < stop for start, stop in spans):
         return "invoiced"
     return "estimated" if state.to_ns is None else "provisional"
 
 
 def least_final(statuses: Iterable[str]) -> str:
-    """What a sum of several is."""
+    """The status of a sum: the least final of its parts."""
     return min(statuses, key=STATUSES.index)

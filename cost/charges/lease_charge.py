@@ -1,6 +1,10 @@
-"""What a lease is charged: its time by price book, billing rule and commitment, then what was counted on it.
+"""What a lease is charged: its time by price book, billing rule and commitment, then the resources metered on it.
 
-A machine that was stopped is charged run by run. Nothing here knows who used the machine, and nothing is written.
+A machine that was stopped is charged for each run separately. The split over attempts is in `allocation`. Nothing is
+written here.
+
+Tested in tests/cost/reports/test_report.py, tests/cost/close/test_close_month.py and
+tests/cost/ledger/test_machine_states.py.
 """
 
 from __future__ import annotations
@@ -24,11 +28,13 @@ from cost.prices.book import NS_PER_HOUR, PER_HOUR, PICO, PriceBook, PriceRow, i
 from cost.records import Lease, LeaseState
 
 TAKEN_BACK = "taken_back"
-"""How a lease ended whose machine the provider took back."""
+"""How a lease ended if the provider took its machine back."""
 
 
 def billing_rules(book: PriceBook) -> tuple[BillingRule, ...]:
-    """The billing rules beside a price book. A live table asks for them every second: they are read once per change.
+    """The billing rules in the folder of a price book.
+
+    They are read again only when the file changes, because a live table asks for them every second.
 
     Raises:
         PriceError: they cannot be read.
@@ -38,17 +44,17 @@ def billing_rules(book: PriceBook) -> tuple[BillingRule, ...]:
 
 
 @lru_cache(maxsize=8)
-def _read_billing_rules(folder: str, _changed_ns: int) -> tuple[BillingRule, ...]:
+def _read_billing_rules(folder: str, _modified_ns: int) -> tuple[BillingRule, ...]:
     return load_rules(folder)
 
 
 def lease_prices(lease: Lease, book: PriceBook) -> tuple[PriceRow, ...]:
-    """The prices a lease is charged at over time: the series of the row that was quoted when it was opened.
+    """The prices that a lease is charged at over time: the series of the row quoted when it was opened.
 
-    Empty for a lease that was opened without a price and still has none.
+    Empty for a lease that was opened without a price and has none in the book now.
 
     Raises:
-        MissingPriceError: it had a price when it was opened, and the book has none any more.
+        MissingPriceError: the lease had a price when it was opened, and the book has none now.
     """
     quoted = book.by_hash(lease.price_hash) if lease.price_hash else None
     if quoted is not None:
@@ -65,50 +71,55 @@ def charge_lease_time(
     now_ns: int,
     changes: Sequence[Change] = (),
 ) -> tuple[Segment, ...]:
-    """What a lease has cost, by segment; while it is open, by `now_ns`. Without a price, a segment of nothing.
+    """The charge for a lease's time, by segment; for an open lease, up to `now_ns`.
 
-    Each run in states that the provider bills is charged by itself, since a minimum is owed at every start; between
-    two of them nothing is. `changes`: what the machine did, oldest first.
+    Without prices, the result is one segment with an empty price hash. Each run in states that the provider bills is
+    charged separately, since a minimum is due at every start; time in other states costs nothing. `changes`: the
+    changes of the machine's state, oldest first.
     """
-    to_ns = max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
+    to_ns = _end_ns(state, now_ns)
     if not prices:
         return (Segment(state.from_ns, to_ns, 0, "machine", ""),)
     lease = state.lease
     rule = rule_for(rules, prices[0].provider, prices[0].purchase)
     watts = lease.watts if lease.watts is not None else 0
-    found: list[Segment] = []
-    parts = stretches(changes, state.from_ns, to_ns) or [Stretch(state.from_ns, to_ns, RUNNING)]
-    for start, stop, billed in _runs(parts, rule):
+    segments: list[Segment] = []
+    periods = stretches(changes, state.from_ns, to_ns) or [Stretch(state.from_ns, to_ns, RUNNING)]
+    for start, stop, billed in _runs(periods, rule):
         if not billed:
             price = in_force(tuple(prices), start) or prices[0]
-            found.append(Segment(start, stop, 0, "machine", price.hash))
+            segments.append(Segment(start, stop, 0, "machine", price.hash))
             continue
         ended: Ended | None = "user"
         if stop == to_ns:
             ended = None if state.to_ns is None else "provider" if state.how == TAKEN_BACK else "user"
-        found += charge(start, stop, rule=rule, prices=prices, cards=lease.cards, watts=watts, ended=ended)
-    return tuple(found)
+        segments += charge(start, stop, rule=rule, prices=prices, cards=lease.cards, watts=watts, ended=ended)
+    return tuple(segments)
 
 
-def _runs(parts: Sequence[Stretch], rule: BillingRule) -> list[tuple[int, int, bool]]:
-    """From, to, and whether the provider bills it; neighbours that are treated alike are one run."""
+def _end_ns(state: LeaseState, now_ns: int) -> int:
+    return max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
+
+
+def _runs(periods: Sequence[Stretch], rule: BillingRule) -> list[tuple[int, int, bool]]:
+    """Start, end, and whether the provider bills the time; neighbours that are billed alike are joined."""
     runs: list[tuple[int, int, bool]] = []
-    for part in parts:
-        billed = part.state in rule.billed_states
-        start = runs.pop()[0] if runs and runs[-1][2] == billed else part.from_ns
-        runs.append((start, part.to_ns, billed))
+    for period in periods:
+        billed = period.state in rule.billed_states
+        start = runs.pop()[0] if runs and runs[-1][2] == billed else period.from_ns
+        runs.append((start, period.to_ns, billed))
     return runs
 
 
 @dataclass(frozen=True)
 class ChargeInputs:
-    """What bears on the cost of leases beside their time: commitments, counted resources, stops and starts."""
+    """What determines the cost of leases besides their time: commitments, metered resources, stops and starts."""
 
-    used: commitments.CommitmentUsage
-    counted: Mapping[str, Sequence[metered.MeteredResource]]
-    """By lease."""
-    changes: Mapping[str, Sequence[Change]]
-    """By lease."""
+    commitment_usage: commitments.CommitmentUsage
+    resources: Mapping[str, Sequence[metered.MeteredResource]]
+    """By lease id."""
+    state_changes: Mapping[str, Sequence[Change]]
+    """By lease id."""
 
 
 def load_charge_inputs(
@@ -120,136 +131,142 @@ def load_charge_inputs(
     cuts: Sequence[int] = (),
     as_of_ns: int | None = None,
 ) -> ChargeInputs:
-    """What the books know of it. `states`: all leases."""
+    """Load the charge inputs from the ledger. `states`: all leases, since they share commitments."""
     bought = commitments.load_commitments(ledger, as_of_ns)
-    used = commitments.commitment_usage(bought, states, now_ns, cuts, book)
-    return ChargeInputs(used, metered.load_resources(ledger, as_of_ns), machine_states.load(ledger, as_of_ns))
+    usage = commitments.commitment_usage(bought, states, now_ns, cuts, book)
+    return ChargeInputs(usage, metered.load_resources(ledger, as_of_ns), machine_states.load(ledger, as_of_ns))
 
 
 def charge_lease(
-    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, beside: ChargeInputs
+    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, inputs: ChargeInputs
 ) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
-    """What a lease has cost, and the price rows that its segments name by hash: its time by its commitment while that
-    lasts, and by the price book else; then the resources that were counted.
+    """The charge of a lease by segment, and the price rows of the segments by hash.
+
+    Time is charged by the lease's commitment while the commitment lasts and by the price book otherwise. The metered
+    resources follow.
 
     Raises:
-        PriceError: a price or a billing rule is missing that it needs.
+        PriceError: a price or a billing rule is missing.
     """
     lease_id = state.lease.lease_id
-    changes = beside.changes.get(lease_id, ())
-    time, rows = _time_charged(state, book, rules, now_ns, beside.used.covered.get(lease_id), changes)
-    parts = stretches(changes, state.from_ns, max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns)
-    counted = beside.counted.get(lease_id, ())
-    for one in metered.metered_energy(counted, book):
-        time = _at_the_meter(state.lease, time, rows, one)
-    more, of_more = metered.resource_segments(counted, parts, book, rules)
-    return (*_stopped(state.lease, time, rows, parts), *more), {**rows, **of_more}
+    changes = inputs.state_changes.get(lease_id, ())
+    coverage = inputs.commitment_usage.covered.get(lease_id)
+    time_segments, rows = _charge_time(state, book, rules, now_ns, coverage, changes)
+    periods = stretches(changes, state.from_ns, _end_ns(state, now_ns))
+    resources = inputs.resources.get(lease_id, ())
+    for energy in metered.metered_energy(resources, book):
+        time_segments = _replace_watts(state.lease, time_segments, rows, energy)
+    resource_segments, resource_rows = metered.resource_segments(resources, periods, book, rules)
+    segments = (*_mark_stopped(state.lease, time_segments, rows, periods), *resource_segments)
+    return segments, {**rows, **resource_rows}
 
 
-def _time_charged(
+def _charge_time(
     state: LeaseState,
     book: PriceBook,
     rules: Sequence[BillingRule],
     now_ns: int,
-    covered: commitments.CommitmentCoverage | None,
+    coverage: commitments.CommitmentCoverage | None,
     changes: Sequence[Change],
 ) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
-    if covered is None:
+    if coverage is None:
         prices = lease_prices(state.lease, book)
         return charge_lease_time(state, prices, rules, now_ns, changes), {row.hash: row for row in prices}
-    start, stop = covered.segments[0].from_ns, covered.segments[-1].to_ns
-    end = max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
+    start, stop = coverage.segments[0].from_ns, coverage.segments[-1].to_ns
+    end = _end_ns(state, now_ns)
     prices = lease_prices(state.lease, book) if state.from_ns < start or stop < end else ()
     before, after = tuple[Segment, ...](), tuple[Segment, ...]()
     if state.from_ns < start:
         before = charge_lease_time(replace(state, to_ns=start, how=""), prices, rules, now_ns, changes)
     if stop < end:
         after = charge_lease_time(replace(state, from_ns=stop), prices, rules, now_ns, changes)
-    return (*before, *covered.segments, *after), {row.hash: row for row in prices}
+    return (*before, *coverage.segments, *after), {row.hash: row for row in prices}
 
 
-def _at_the_meter(
-    lease: Lease, time: Sequence[Segment], rows: Mapping[str, PriceRow], one: metered.MeteredResource
+def _replace_watts(
+    lease: Lease, segments: Sequence[Segment], rows: Mapping[str, PriceRow], energy: metered.MeteredResource
 ) -> tuple[Segment, ...]:
-    """The same charge with the energy that a meter counted from one moment to another in place of the lease's watts,
-    spread evenly over the time in which the machine ran."""
-    pieces = cut_segments(time, [one.from_ns, one.to_ns], pico_per_ns_of(lease, rows))
-    within = [s for s in pieces if one.from_ns <= s.from_ns and s.to_ns <= one.to_ns and s.from_ns < s.to_ns]
+    """Charge metered energy in place of the lease's watts, spread evenly over the running time of the interval."""
+    pieces = cut_segments(segments, [energy.from_ns, energy.to_ns], pico_per_ns_of(lease, rows))
+    within = [s for s in pieces if energy.from_ns <= s.from_ns and s.to_ns <= energy.to_ns and s.from_ns < s.to_ns]
     within = [s for s in within if s.category == "machine" and s.price_hash in rows and rows[s.price_hash].per == "kwh"]
     weigh = (lambda s: s.paid_ns) if any(s.paid_ns for s in within) else (lambda s: s.to_ns - s.from_ns)
-    whole, exact, floored = sum(map(weigh, within)), Fraction(0), 0
-    found = []
+    total_weight, exact, floored = sum(map(weigh, within)), Fraction(0), 0
+    charged = []
     for segment in pieces:
         if segment in within:
             row = rows[segment.price_hash]
-            exact += Fraction(row.price) * PICO * Fraction(one.quantity) * Fraction(weigh(segment), whole)
+            exact += Fraction(row.price) * PICO * Fraction(energy.quantity) * Fraction(weigh(segment), total_weight)
             exact += Fraction(row.depreciation or 0) * PICO * Fraction(segment.paid_ns, NS_PER_HOUR)
             segment = replace(segment, pico=floor(exact) - floored)
             floored = floor(exact)
-        found.append(segment)
-    return tuple(found)
+        charged.append(segment)
+    return tuple(charged)
 
 
-def _stopped(
-    lease: Lease, time: Sequence[Segment], rows: Mapping[str, PriceRow], parts: Sequence[Stretch]
+def _mark_stopped(
+    lease: Lease, segments: Sequence[Segment], rows: Mapping[str, PriceRow], periods: Sequence[Stretch]
 ) -> Sequence[Segment]:
-    """The same charge with the time in which the machine did not run in a category of its own, billed or not."""
-    still = [part for part in parts if part.state != RUNNING]
-    if not still:
-        return time
-    edges = sorted({edge for part in still for edge in (part.from_ns, part.to_ns)})
-    found = []
-    for segment in cut_segments(time, edges, pico_per_ns_of(lease, rows)):
-        stopped = segment.category == "machine" and any(p.from_ns <= segment.from_ns < p.to_ns for p in still)
-        found.append(replace(segment, category="stopped") if stopped else segment)
-    return found
+    """The same charge with category `stopped` for the time in which the machine did not run, billed or not."""
+    stopped_periods = [period for period in periods if period.state != RUNNING]
+    if not stopped_periods:
+        return segments
+    edges = sorted({edge for period in stopped_periods for edge in (period.from_ns, period.to_ns)})
+    marked = []
+    for segment in cut_segments(segments, edges, pico_per_ns_of(lease, rows)):
+        within = any(p.from_ns <= segment.from_ns < p.to_ns for p in stopped_periods)
+        stopped = segment.category == "machine" and within
+        marked.append(replace(segment, category="stopped") if stopped else segment)
+    return marked
 
 
 def tax_rate(row: PriceRow | None) -> Fraction:
-    """The share of tax that comes on top of a price; 0 where it is in it, and where there is no price."""
+    """The share of tax on top of a price; 0 if the price includes tax, and for None."""
     return Fraction(0) if row is None or row.tax_included else Fraction(row.tax_rate)
 
 
 def total_with_tax(segments: Iterable[Segment], rows: Mapping[str, PriceRow]) -> int:
-    """A charge, and the tax that comes on top of it: what reports attribute, but for corrections."""
-    charged = [(segment.pico, tax_rate(rows.get(segment.price_hash))) for segment in segments]
-    return sum(pico for pico, _ in charged) + floor(sum((pico * rate for pico, rate in charged), Fraction(0)))
+    """The sum of a charge and of the tax on top of it: what reports attribute, apart from corrections."""
+    amounts = [(segment.pico, tax_rate(rows.get(segment.price_hash))) for segment in segments]
+    return sum(pico for pico, _ in amounts) + floor(sum((pico * rate for pico, rate in amounts), Fraction(0)))
 
 
 def cut_segments(
-    segments: Iterable[Segment], cuts: Sequence[int], rate_of: Callable[[Segment], Fraction] | None = None
+    segments: Iterable[Segment], cuts: Sequence[int], pico_per_ns: Callable[[Segment], Fraction] | None = None
 ) -> list[Segment]:
     """The same charge in segments that cross no cut.
 
-    `rate_of` gives a segment's price in 1e-12 per nanosecond: the charge up to a cut is then its exact cost, floored,
-    so that what lies before a cut never changes as time goes on. Where the charge is not its time at that rate (time
-    that a rule leaves unbilled), and without rates, a segment is split in proportion to time.
+    With `pico_per_ns`, the price of a segment in 1e-12 per nanosecond, the charge up to a cut is its exact cost,
+    floored, so that the charge before a cut never changes as time passes. Where the charge is not the time at that
+    price (time that a billing rule leaves unbilled), and without `pico_per_ns`, a segment is split in proportion to
+    time.
     """
-    found: list[Segment] = []
-    exact, whole, run_to_ns = Fraction(0), 0, None
+    pieces: list[Segment] = []
+    exact, floored, run_to_ns = Fraction(0), 0, None
     for segment in segments:
         inner = cuts[bisect_right(cuts, segment.from_ns) : bisect_left(cuts, segment.to_ns)]
         edges = [segment.from_ns, *inner, segment.to_ns]
         lengths = [b - a for a, b in pairwise(edges)]
         parts = None
         if segment.from_ns != run_to_ns:
-            exact, whole, run_to_ns = Fraction(0), 0, None
-        if rate_of is not None and segment.paid_ns == segment.to_ns - segment.from_ns:
-            rate = rate_of(segment)
+            exact, floored, run_to_ns = Fraction(0), 0, None
+        if pico_per_ns is not None and segment.paid_ns == segment.to_ns - segment.from_ns:
+            rate = pico_per_ns(segment)
             totals = [floor(exact + rate * (edge - segment.from_ns)) for edge in edges[1:]]
-            if totals[-1] - whole == segment.pico:
-                parts = [b - a for a, b in pairwise([whole, *totals])]
+            if totals[-1] - floored == segment.pico:
+                parts = [b - a for a, b in pairwise([floored, *totals])]
                 exact += rate * (segment.to_ns - segment.from_ns)
-                whole, run_to_ns = totals[-1], segment.to_ns
+                floored, run_to_ns = totals[-1], segment.to_ns
         if parts is None:
             parts = [segment.pico] if not inner else largest_remainder(segment.pico, lengths)
         paid = [segment.paid_ns] if not inner else largest_remainder(segment.paid_ns, lengths)
         for start, length, pico, paid_ns in zip(edges, lengths, parts, paid, strict=False):
-            found.append(replace(segment, from_ns=start, to_ns=start + length, pico=pico, paid_ns=paid_ns))
-    return found
+            pieces.append(replace(segment, from_ns=start, to_ns=start + length, pico=pico, paid_ns=paid_ns))
+    return pieces
 
 
 def pico_per_ns_of(lease: Lease, rows: Mapping[str, PriceRow]) -> Callable[[Segment], Fraction]:
+    """A function from a segment to its price in 1e-12 per nanosecond of the machine; 0 if it is not priced by time."""
     watts = lease.watts if lease.watts is not None else 0
     per_ns = {
         digest: pico_per_hour(row, lease.cards, watts) / NS_PER_HOUR

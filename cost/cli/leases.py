@@ -295,7 +295,7 @@ def _check_said(ledger: Ledger, whom: Chargeback) -> None:
     from cost.charges.chargeback import required_names
     from cost.records import LedgerError
 
-    if lacking := whom.lacking(required_names(ledger)):
+    if lacking := whom.missing(required_names(ledger)):
         options = (f"--{name} NAME" if name in ("owner", "project") else f"--tag {name}=VALUE" for name in lacking)
         raise LedgerError(
             f"these books require {', '.join(lacking)} of every machine: add {' '.join(options)} "

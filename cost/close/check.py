@@ -163,7 +163,7 @@ def _over_reported(books: _Books) -> Iterator[tuple[str, str]]:
 def _closed(books: _Books) -> Iterator[tuple[str, str]]:
     """No machine and no attempt is left open with nobody looking after it."""
     for state in books.lines.leases:
-        stopped = state_at(books.other.changes, state.lease.lease_id, books.now_ns)
+        stopped = state_at(books.other.state_changes, state.lease.lease_id, books.now_ns)
         if stopped is not None and stopped.state != RUNNING:
             continue  # A hand stopped it, and keeps it.
         if state.to_ns is None and state.lease.opened_by == "sweep":
@@ -206,7 +206,7 @@ def _categories(books: _Books) -> Iterator[tuple[str, str]]:
 
 def _commitments(books: _Books) -> Iterator[tuple[str, str]]:
     """What leases name was bought; it is used or unused, exactly, and no more of it is used than there is."""
-    for lease_id, name in books.other.used.unknown.items():
+    for lease_id, name in books.other.commitment_usage.unknown.items():
         yield (
             f"lease {lease_id}",
             f"names commitment {name!r}, which nobody entered; python -m cost commitments add {name}",
@@ -215,11 +215,11 @@ def _commitments(books: _Books) -> Iterator[tuple[str, str]]:
     for line in books.lines.lines:
         if line.commitment and line.category != "tax":
             found[line.commitment] += line.pico
-    for one in books.other.used.bought:
+    for one in books.other.commitment_usage.bought:
         due = one.amortised(books.now_ns)
         if found[one.name] != due:
             yield f"commitment {one.name}", f"{pico_text(due)} amortised, {pico_text(found[one.name])} attributed"
-    for over in books.other.used.over:
+    for over in books.other.commitment_usage.over:
         one, at = over.commitment, utc_text(over.at_ns)
         used, bought = (f"{float(rate * NS_PER_HOUR / PICO_PER_UNIT):g}" for rate in (over.used, over.bought))
         what = f"{used} {one.price.currency} an hour are used of the {bought} bought, at {at}"

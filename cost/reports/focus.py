@@ -157,7 +157,11 @@ def _gather(found: Attribution) -> list[_Charge]:
         period = months.of(line.from_ns)
         price = line.price.hash if line.price is not None else line.commitment
         # Within a row each kind of price has one value.
-        kinds = line.kinds and (line.kinds.list_row, line.kinds.contracted_row, line.kinds.effective_row)
+        kinds = line.by_price_kind and (
+            line.by_price_kind.list_row,
+            line.by_price_kind.contracted_row,
+            line.by_price_kind.effective_row,
+        )
         others = tuple(row and row.hash for row in kinds or ())
         invoice = _invoice(found, line)
         key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, others, invoice, period[0])
@@ -258,7 +262,7 @@ def _row(charge: _Charge) -> dict[str, str]:
 
 def _priced(charge: _Charge, price: PriceRow, card_hours: str) -> dict[str, str]:
     """What a priced charge of usage says beside its costs: quantity times unit price is the cost, to 1e-12."""
-    lease, kinds = charge.line.lease, charge.line.kinds
+    lease, kinds = charge.line.lease, charge.line.by_price_kind
     unit, charged = _UNITS[price.per], price.price
     if price.depreciation:
         # Energy and depreciation have no common unit but the hour of the machine.

@@ -122,10 +122,10 @@ def in_currency(found: Attribution, currency: str, rates: Sequence[Rate]) -> tup
     converter, lines = Converter(currency, rates), []
     for line in found.lines:
         to = partial(converter, currency=line.lease.currency, at_ns=line.from_ns)
-        kinds, lease = line.kinds and line.kinds.converted(to), replace(line.lease, currency=currency)
+        amounts, lease = line.by_price_kind and line.by_price_kind.converted(to), replace(line.lease, currency=currency)
         pico, paid = to("pico", line.pico), to("paid_pico", line.paid_pico)
         rate = converter.text(line.lease.currency, line.from_ns)
-        lines.append(replace(line, pico=pico, paid_pico=paid, kinds=kinds, lease=lease, rate=rate))
+        lines.append(replace(line, pico=pico, paid_pico=paid, by_price_kind=amounts, lease=lease, exchange_rate=rate))
     usages = dict(found.usages)
     for key, usage in found.usages.items():
         forecasts = {name: Money.parse(usage.labels[name]) for name in FORECASTS if name in usage.labels}
@@ -194,8 +194,8 @@ def _spread(lines: Sequence[CostLine]) -> list[CostLine]:
             continue
         pico = largest_remainder(line.pico, list(holders.values()))
         time = largest_remainder(line.micro_card_ns, list(holders.values()))
-        kinds = line.kinds.split(list(holders.values())) if line.kinds else [None] * len(holders)
+        kinds = line.by_price_kind.split(list(holders.values())) if line.by_price_kind else [None] * len(holders)
         for (sweep_id, trial_id, attempt), part, card_ns, of_part in zip(holders, pico, time, kinds, strict=True):
             more = {"sweep_id": sweep_id, "trial_id": trial_id, "attempt": attempt}
-            found.append(replace(line, pico=part, micro_card_ns=card_ns, kinds=of_part, **more))
+            found.append(replace(line, pico=part, micro_card_ns=card_ns, by_price_kind=of_part, **more))
     return found

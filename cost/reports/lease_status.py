@@ -116,7 +116,7 @@ def _lease_status(
     if state.to_ns is None and now_ns - state.last_heartbeat_ns >= SILENT_NS:
         unheard_since = state.last_heartbeat_ns
     other = at(now_ns)
-    changed = state_at(other.changes, lease.lease_id, now_ns)
+    changed = state_at(other.state_changes, lease.lease_id, now_ns)
     doing = None if state.to_ns is not None else changed.state if changed else RUNNING
     segments, rows = charge_lease(state, book, rules, now_ns, other)
     if not all(segment.price_hash for segment in segments):
@@ -125,7 +125,7 @@ def _lease_status(
     since = unheard_since if unheard_since is not None else idle_since_ns
     wasted = None if since is None else cost - total_with_tax(*charge_lease(state, book, rules, since, at(since)))
     prices = tuple(r for r in rows.values() if r.per in PER_HOUR)
-    per_day = int(_hourly(state, book, prices, now_ns, other.used, rules, doing or RUNNING) * 24)
+    per_day = int(_hourly(state, book, prices, now_ns, other.commitment_usage, rules, doing or RUNNING) * 24)
     money = [None if pico is None else Money(pico, lease.currency) for pico in (cost + corrected_pico, per_day, wasted)]
     return LeaseStatus(state, money[0], money[1], unheard_since, idle_since_ns, money[2], doing)
 

@@ -157,8 +157,8 @@ def sum_lines(
             sources.add(line.price.source)
         if line.commitment:
             sources.add(f"commitment {line.commitment}")
-        if line.rate:
-            sources.add(line.rate)
+        if line.exchange_rate:
+            sources.add(line.exchange_rate)
     if unpriced:
         flags.add("UNPRICED")
     return ReportRow(

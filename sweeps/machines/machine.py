@@ -160,7 +160,7 @@ def hold_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Prici
 
 
 def _check_whom(ledger: Ledger, whom: Chargeback) -> None:
-    if lacking := whom.lacking(required_names(ledger)):
+    if lacking := whom.missing(required_names(ledger)):
         keys = (
             "budget." + name if name in ("owner", "project", COST_CENTER) else f"+budget.tags.{name}"
             for name in lacking

@@ -70,12 +70,12 @@ def test_every_segment_of_a_charge_is_attributed_exactly(facts, segments):
     found = allocate(facts, segments)
     by_segment: dict[int, int] = defaultdict(int)
     card_time: dict[int, int] = defaultdict(int)
-    for share in found.shares:
-        by_segment[share.segment] += share.pico
-        card_time[share.segment] += share.micro_card_ns
-        assert share.pico >= 0
-        assert share.micro_card_ns >= 0
-        assert share.category in CATEGORIES
+    for cost in found.costs:
+        by_segment[cost.segment] += cost.pico
+        card_time[cost.segment] += cost.micro_card_ns
+        assert cost.pico >= 0
+        assert cost.micro_card_ns >= 0
+        assert cost.category in CATEGORIES
     for index, segment in enumerate(segments):
         assert by_segment[index] == segment.pico
         if segment.category == "machine":
@@ -90,11 +90,11 @@ def test_cutting_a_charge_anywhere_changes_no_total(facts, segments, cuts):
     assert sum(s.pico for s in pieces) == sum(s.pico for s in segments)
     assert all(not s.from_ns < c < s.to_ns for s in pieces for c in cuts)
     whole, cut_up = allocate(facts, segments), allocate(facts, pieces)
-    assert sum(s.pico for s in cut_up.shares) == sum(s.pico for s in whole.shares)
+    assert sum(s.pico for s in cut_up.costs) == sum(s.pico for s in whole.costs)
     time: dict[tuple[str, str, str, int], int] = defaultdict(int)
     for sign, allocation in ((1, whole), (-1, cut_up)):
-        for share in allocation.shares:
-            time[share.lease_id, share.sweep_id, share.trial_id, share.attempt] += sign * share.micro_card_ns
+        for cost in allocation.costs:
+            time[cost.lease_id, cost.sweep_id, cost.trial_id, cost.attempt] += sign * cost.micro_card_ns
     assert max(map(abs, time.values()), default=0) <= 6 * len(pieces), "oversubscribed moments are split anew"
 
 
@@ -123,6 +123,6 @@ def test_many_processes_that_claim_one_card_share_it_and_no_more():
         LeaseState(lease, 0, None, None, False, 0, ("s1",)), (Attachment("L", "s1", 0, None, None),), usages
     )
     found = allocate(facts, [Segment(0, 10, 100, "machine", "h")])
-    assert sorted(share.pico for share in found.shares) == [33, 33, 34]
-    assert sum(share.micro_card_ns for share in found.shares) == 10 * MICRO_PER_CARD
+    assert sorted(cost.pico for cost in found.costs) == [33, 33, 34]
+    assert sum(cost.micro_card_ns for cost in found.costs) == 10 * MICRO_PER_CARD
     assert found.oversubscribed_ns == 10

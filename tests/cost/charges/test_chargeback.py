@@ -124,4 +124,4 @@ def test_the_latest_requirement_counts(any_database, ledger, clock):
         {"s1": Chargeback("ann")},
         ("team", "cost_center"),
     )
-    assert Chargeback("ann", tags={"cost_center": "4711"}).lacking(required_names(ledger)) == ["team"]
+    assert Chargeback("ann", tags={"cost_center": "4711"}).missing(required_names(ledger)) == ["team"]

@@ -205,7 +205,7 @@ def test_the_list_cost_is_the_billed_time_at_the_list_price_wherever_it_is_cut(l
     rate = pico_per_hour(rows[1], 8) / NS_PER_HOUR
     pieces = cut_segments(segments, sorted(start + c for c in cuts), lambda _: rate)
     assert [p.paid_ns for p in pieces] == [p.to_ns - p.from_ns for p in pieces]
-    found = AlternativePrices(lease, {rows[1].hash: rows[1]}, book).of(pieces, [False] * len(pieces))
+    found = AlternativePrices(lease, {rows[1].hash: rows[1]}, book).amounts(pieces, [False] * len(pieces))
     seconds = -(-held // (60 * NS_PER_SECOND)) * 60
     exact = Fraction(rows[0].price) * PICO * seconds / 3600
     assert sum(k.list_pico for k in found if k) == exact.numerator // exact.denominator
