@@ -96,12 +96,20 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
+    if has_text_form(kind):
+        return str(value)
     return {} if dataclasses.is_dataclass(kind) else value
+
+
+def has_text_form(kind: Any) -> bool:
+    """Whether values of a type are written as text: the type has a `parse` that reads what `str` writes."""
+    return isinstance(kind, type) and hasattr(kind, "parse")
 
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+    has_fields = dataclasses.is_dataclass(kind) and not has_text_form(kind)
+    return tuple(f.name for f in dataclasses.fields(kind)) if has_fields else ()
 
 
 @functools.cache
@@ -122,6 +130,8 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return functools.partial(_items, _reader(args[0]))
     if origin in (Mapping, dict):
         return functools.partial(_entries, _reader(args[1]))
+    if has_text_form(hint):
+        return functools.partial(_parsed, hint)
     if dataclasses.is_dataclass(hint):
         cls = typing.cast(type, hint)
         hints = typing.get_type_hints(cls)
@@ -140,6 +150,13 @@ def _exactly(kind: type, data: Any) -> Any:
     if type(data) is not kind:
         raise _Misfit(f"={data!r} should be of type {kind.__name__}")
     return data
+
+
+def _parsed(kind: Any, data: Any) -> Any:
+    try:
+        return kind.parse(data)
+    except ValueError as error:
+        raise _Misfit(f"={data}: {error}") from None
 
 
 def _number(data: Any) -> float:

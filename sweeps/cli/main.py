@@ -260,14 +260,14 @@ def deadman(
     db: Annotated[str | None, typer.Option("--db", envvar="GRPO_LADDER_DB", help="The ledger's database.")] = None,
 ) -> None:
     """Give a machine back whose driver died. Started by the driver itself, where machine.deadman is set."""
-    from sweeps.config.durations import seconds_of
+    from sweeps.config.text_values import Duration
     from sweeps.driver.deadman import watch
 
     try:
-        seconds = seconds_of(after)
+        seconds = Duration.parse(after).seconds
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--after") from error
-    if seconds is None or not (root / sweep).is_dir():
+    if not (root / sweep).is_dir():
         typer.echo(f"There is no sweep {sweep!r} in {root}", err=True)
         raise typer.Exit(2)
     watch(ledger_location(root, db), root / sweep, seconds, lambda text: print(f"{_now()}  {text}", flush=True))

@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 _LISTS = ("prompts_per_step", "group_size", "lr_scaling", "seeds")
+_MONEY = ("trial_limit", "sweep_limit", "stage_limit", "month_limit", "trial_bound")
+_EMPTY_IS_NONE = ("down", "max_idle", "deadman")
+"""Keys of `machine` that take an empty text for none."""
 
 
 def compose(overrides: Sequence[str]) -> SweepConfig:
@@ -89,12 +92,15 @@ def _typed(data: dict[str, Any]) -> SweepConfig:
         if not isinstance(data["search"].get(axis), list):
             data["search"][axis] = [data["search"].get(axis)]
     data["search"]["space"] = flat_space(data["search"].get("space") or {})
-    limit = data["budget"].get("sweep_limit")
-    if isinstance(limit, int | float):
-        raise ConfigError(
-            f"budget.sweep_limit={limit} has no currency, and as a number it has lost its digits already; "
-            f"write an amount and its currency: 'budget.sweep_limit=12.10 USD'"
-        )
+    for key in _MONEY:
+        if isinstance(amount := data["budget"].get(key), int | float):
+            raise ConfigError(
+                f"budget.{key}={amount} has no currency, and a number may have lost digits; write the amount with its "
+                f"currency: 'budget.{key}=12.10 USD'"
+            )
+    for key in _EMPTY_IS_NONE:
+        if data["machine"].get(key) == "":
+            data["machine"][key] = None
     try:
         return from_json(SweepConfig, data)
     except ValueError as error:

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl.codec import has_text_form
 from sweeps.config.types import ConfigError, SweepConfig
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def known_keys() -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _collect(cls: type, prefix: str, keys: list[str], open_ended: list[str]) -> None:
     for name, hint in typing.get_type_hints(cls).items():
         keys.append(prefix + name)
-        if dataclasses.is_dataclass(hint):
+        if dataclasses.is_dataclass(hint) and not has_text_form(hint):
             _collect(typing.cast(type, hint), f"{prefix}{name}.", keys, open_ended)
         elif typing.get_origin(hint) is Mapping:
             open_ended.append(prefix + name)

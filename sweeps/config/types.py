@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cost.money import Money
 from rl.spec import AlgorithmSpec, EvaluationSpec, ModelSpec, RolloutSpec, TaskSpec, TrainerSpec
+from sweeps.config.text_values import Duration, PreemptionSource, ReleaseMethod
 
 
 class ConfigError(Exception):
@@ -74,17 +76,18 @@ class MachineConfig:
     """auto: the Ray that RAY_ADDRESS names, else our own on this host. local: our own. Else a Ray's host:port."""
     up: str
     """Command that brings the machine up; empty: it is there."""
-    down: str
-    """Command that gives it back, or `stop`, `terminate`, `shutdown`; empty: nothing does."""
+    down: ReleaseMethod | None
+    """How the machine is released; None: this program does not release it."""
     down_unsaved: bool
+    """Release the machine although checkpoints or artifacts exist on it only."""
     instance_id: str
     """The provider's id of it; empty: the metadata service is asked where it is needed."""
-    max_idle: str
-    """Duration: how long it may be held with nothing running; empty: for ever."""
-    deadman: str
-    """Duration of a dead driver's silence after which `down` is run from outside; empty: never."""
-    preemption: str
-    """Who is asked whether the machine is about to be taken away: none, ec2, gcp, file:PATH, command:COMMAND."""
+    max_idle: Duration | None
+    """The sweep stops when no trial has run for this long; None: it never stops for that reason."""
+    deadman: Duration | None
+    """A separate process releases the machine when the driver is dead and has sent no heartbeat for this long; None:
+    there is no such process."""
+    preemption: PreemptionSource
 
     @property
     def hardware(self) -> str:
@@ -163,14 +166,14 @@ class RetryConfig:
 class BudgetConfig:
     """What may be spent, and who answers for it."""
 
-    trial_limit: str | None
+    trial_limit: Money | None
     """For each trial, its cards alone. An amount with its currency, e.g. `12.10 USD`; None: no limit, as below."""
-    sweep_limit: str | None
-    stage_limit: str | None
+    sweep_limit: Money | None
+    stage_limit: Money | None
     """For all sweeps of this stage in this ledger together."""
-    month_limit: str | None
+    month_limit: Money | None
     """For everything in this ledger, in each calendar month (UTC)."""
-    trial_bound: str | None
+    trial_bound: Money | None
     """What is set aside for a trial before it starts; None: its time as measured, with an allowance."""
     at_limit: Literal["stop", "pause"]
     """What a sweep does at a limit that is spent, or has no room for any trial that is left."""

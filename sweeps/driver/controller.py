@@ -18,7 +18,6 @@ from cost.records import UsageKey
 from rl.codec import to_json
 from rl.spec import CheckpointWritten, Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop
 from rl.tasks.evaluation import average_at_k
-from sweeps.config.durations import seconds_of
 from sweeps.config.types import SweepConfig
 from sweeps.executors import Attempt
 from sweeps.journal.journal import OUTCOME_STATES, Journal, TrialRecord, TrialState
@@ -95,8 +94,8 @@ class SweepController:
         self._running = 0
         """Of what is held, the attempts that have not ended."""
         self._notice, self._still_held = notice, still_held
-        idle_seconds = seconds_of(cfg.machine.max_idle)
-        self._idle_limit_ns = None if idle_seconds is None else round(idle_seconds * 1e9)
+        idle = cfg.machine.max_idle
+        self._idle_limit_ns = None if idle is None else round(idle.seconds * 1e9)
         self._last_heartbeat_ns = ledger.now_ns()
         self._busy_ns: int | None = None
         """When something last ran; from the first tick on, since starting Ray is nobody's idleness."""

@@ -22,7 +22,7 @@ from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import lock_owner, sweep_lock
 from cost.records import StoredEvent, StoreError
 from rl.codec import from_json
-from sweeps.config.durations import seconds_of
+from sweeps.config.text_values import Duration
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.driver.resume import end_lost_attempts
 from sweeps.journal.journal import Journal, decisions, replay
@@ -32,6 +32,7 @@ from sweeps.storage.uploads import unsaved
 DB_VARIABLE = "GRPO_LADDER_DB"
 """Where the timer finds the ledger, if it is in a server: a command line would show the password to every user."""
 POLL_SECONDS = 10.0
+_AS_STARTED = "as this timer was started"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Seen:
 
 def start(cfg: SweepConfig, sweep_id: str, database: str | Path) -> subprocess.Popen[bytes] | None:
     """Start the timer of this sweep, detached; where one is at work already, the new one goes at once."""
-    if not cfg.machine.deadman.strip() or not release.is_real(cfg):
+    if cfg.machine.deadman is None or not release.is_real(cfg):
         return None
     root = Path(cfg.paths.root).absolute()
     code = str(Path(__file__).resolve().parents[2])
@@ -120,9 +121,10 @@ def _seen(ledger: Ledger, sweep_id: str) -> Seen | None:
     state = ledger.lease_state(record.lease_ids[-1])
     lease_id = state.lease.lease_id
     settled = record.ended_ns is not None and release_requests.noted_since(ledger, lease_id, record.ended_ns)
-    wanted = newest.get("machine", {}).get("deadman")
-    over = state.to_ns is not None or sweep_id not in state.sweeps or settled or wanted == ""
-    return Seen(lease_id, state.last_heartbeat_ns, over, seconds_of(wanted) if wanted else None)
+    wanted = newest.get("machine", {}).get("deadman", _AS_STARTED)
+    over = state.to_ns is not None or sweep_id not in state.sweeps or settled or wanted is None
+    after_seconds = None if wanted in (None, _AS_STARTED) else Duration.parse(wanted).seconds
+    return Seen(lease_id, state.last_heartbeat_ns, over, after_seconds)
 
 
 def _newest_driver(events: Iterable[StoredEvent]) -> Mapping[str, Any]:

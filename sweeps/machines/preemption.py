@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sweeps.config.text_values import PreemptionSource
 from sweeps.machines import metadata
 
 EVERY_SECONDS = 5.0
@@ -92,19 +93,18 @@ class CommandProbe:
         return " ".join(done.stdout.split())[:200] or f"{self.command} ended with exit code 0"
 
 
-def probe_of(preemption: str) -> Probe | None:
-    """The probe that `machine.preemption` names; None: `none`."""
-    kind, _, rest = preemption.partition(":")
-    match kind:
+def probe_of(source: PreemptionSource) -> Probe | None:
+    """The probe that asks this source; None for `none`."""
+    match source.kind:
         case "ec2":
             return Ec2Probe()
         case "gcp":
             return GcpProbe()
         case "file":
-            return FileProbe(Path(rest).expanduser())
+            return FileProbe(Path(source.argument).expanduser())
         case "command":
-            return CommandProbe(rest)
-        case _:
+            return CommandProbe(source.argument)
+        case "none":
             return None
 
 

@@ -17,11 +17,9 @@ from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.records import IntegrityError, LeaseState
 from cost.reports.unaccounted import LEFT
+from sweeps.config.text_values import ReleaseMethod
 from sweeps.config.types import ConfigError, MachineConfig, SweepConfig
 from sweeps.machines.metadata import ec2_instance_id
-
-HOOKS = ("stop", "terminate", "shutdown")
-"""What `machine.down` may name instead of a command."""
 
 COMMAND_SECONDS = 1800.0
 POLL_SECONDS, POLLS = 5, 120
@@ -66,17 +64,14 @@ def take_down(machine: MachineConfig, instance_id: str = "", client: Any = None)
         instance_id: of an EC2 instance; empty: `machine.instance_id`, or what the metadata service of this host says.
         client: a boto3 EC2 client; None: one of the machine's region, with the credentials that boto3 finds.
     """
-    if machine.down in ("stop", "terminate"):
-        return _ec2(machine, instance_id or machine.instance_id or ec2_instance_id(), client)
-    if machine.down == "shutdown":
+    method = machine.down
+    assert method is not None
+    if method.uses_ec2:
+        return _ec2(machine, method, instance_id or machine.instance_id or ec2_instance_id(), client)
+    if method.kind == "shutdown":
         command = ["shutdown", "-h", "now"] if os.geteuid() == 0 else ["sudo", "-n", "shutdown", "-h", "now"]
         return _ran(lambda: subprocess.run(command, capture_output=True, text=True, timeout=60, check=False), False)
-    return _ran(lambda: _shell(machine.down), True)
-
-
-def keeps_disk(machine: MachineConfig) -> bool:
-    """Whether the machine's disk is there after `machine.down`: a stopped instance keeps its volumes."""
-    return machine.down == "stop"
+    return _ran(lambda: _shell(method.command), True)
 
 
 def is_real(cfg: SweepConfig) -> bool:
@@ -132,14 +127,14 @@ def leave(
     if others:
         ledger.detach(lease_id, sweep_id, "done")
         return f"{machine.name} was not taken down, and {goes_on}: {', '.join(others)} is still on it."
-    if unsaved and not machine.down_unsaved and not keeps_disk(machine):
+    if unsaved and not machine.down_unsaved and not (machine.down and machine.down.keeps_disk):
         why = f"{len(unsaved)} things lie on it only, such as {unsaved[0]}"
         release_requests.note_kept(ledger, lease_id, why)
         return (
             f"{machine.name} was NOT taken down, and {goes_on}: {why}. Bring them away and take it down by hand, "
             "or use storage=s3; machine.down_unsaved=true takes it down all the same."
         )
-    release_requests.note_requested(ledger, lease_id, machine.down)
+    release_requests.note_requested(ledger, lease_id, str(machine.down))
     before_it_goes()
     try:
         result = down(machine, state.lease.resource_id)
@@ -195,7 +190,7 @@ def what_to_rent(machine: MachineConfig, per_hour: str) -> str:
     )
 
 
-def _ec2(machine: MachineConfig, instance_id: str, client: Any) -> ReleaseOutcome:
+def _ec2(machine: MachineConfig, method: ReleaseMethod, instance_id: str, client: Any) -> ReleaseOutcome:
     if not instance_id:
         return ReleaseOutcome(False, "which EC2 instance it is, is not known: set machine.instance_id=i-...")
     if client is None:
@@ -204,7 +199,7 @@ def _ec2(machine: MachineConfig, instance_id: str, client: Any) -> ReleaseOutcom
         client = boto3.client("ec2", region_name=machine.region or None)
     from botocore.exceptions import WaiterError
 
-    if machine.down == "stop":
+    if method.kind == "stop":
         client.stop_instances(InstanceIds=[instance_id])
         waiter, state = client.get_waiter("instance_stopped"), "stopped"
     else:
@@ -214,7 +209,7 @@ def _ec2(machine: MachineConfig, instance_id: str, client: Any) -> ReleaseOutcom
         waiter.wait(InstanceIds=[instance_id], WaiterConfig={"Delay": POLL_SECONDS, "MaxAttempts": POLLS})
     except WaiterError as error:
         return ReleaseOutcome(
-            False, f"EC2 took the request for {instance_id} but not {state!r} yet: {_first(str(error))}"
+            False, f"EC2 accepted the request, but does not report {instance_id} as {state!r} yet: {_first(str(error))}"
         )
     return ReleaseOutcome(True, f"EC2 says that {instance_id} is {state}")
 

@@ -73,7 +73,7 @@ class BudgetController:
         configured = cfg.budget.trial_bound
         amount = None
         if configured is not None and pricing.row is not None:
-            amount = self._limits.into_own(Money.parse(configured), "budget.trial_bound")
+            amount = self._limits.into_own(configured, "budget.trial_bound")
         per_hour = Fraction(0)
         if pricing.row is not None:
             per_hour = pico_per_hour(pricing.row, cfg.machine.cards, Decimal(str(cfg.machine.watts)))

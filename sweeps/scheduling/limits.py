@@ -39,8 +39,8 @@ def check_limits(cfg: SweepConfig, pricing: Pricing) -> None:
     """
     day, rates = _day(SystemClock().utc_ns()), load_rates(pricing.book.folder)
     for key in AMOUNTS:
-        if text := getattr(cfg.budget, key):
-            _into_own(Money.parse(text), pricing.row, f"budget.{key}", day, rates)
+        if amount := getattr(cfg.budget, key):
+            _into_own(amount, pricing.row, f"budget.{key}", day, rates)
 
 
 class SweepLimits:
@@ -62,9 +62,9 @@ class SweepLimits:
         }
         self._scopes = tuple(configured)
         self._configured = [
-            Limit(scope, Money.parse(text), f"budget.{key}") for scope, (key, text) in configured.items() if text
+            Limit(scope, amount, f"budget.{key}") for scope, (key, amount) in configured.items() if amount
         ]
-        self.of_trial = Money.parse(budget.trial_limit) if budget.trial_limit else None
+        self.of_trial = budget.trial_limit
         """`budget.trial_limit`."""
         self._rates = load_rates(pricing.book.folder)
         self._limits: list[Limit] = []

@@ -133,3 +133,34 @@ def test_a_fault_deep_inside_is_named_by_its_path() -> None:
     report = spec.EvalReport(0, 0, 1, {}, (), spec.Mean(1.0, 1.0), spec.Mean(0.0, 1.0))
     with pytest.raises(ValueError, match=r"EvalReport.results\[1\].correct='1' should be of type int"):
         message_from_json({**to_json(report), "results": results})
+
+
+@dataclasses.dataclass(frozen=True)
+class Celsius:
+    degrees: int
+
+    @staticmethod
+    def parse(text: object) -> Celsius:
+        if not str(text).endswith(" C"):
+            raise ValueError("write degrees and C, such as 20 C")
+        return Celsius(int(str(text)[:-2]))
+
+    def __str__(self) -> str:
+        return f"{self.degrees} C"
+
+
+@dataclasses.dataclass(frozen=True)
+class Weather:
+    day: Celsius
+    night: Celsius | None
+
+
+def test_a_type_with_parse_is_written_as_its_text_and_read_back_by_parse() -> None:
+    weather = Weather(Celsius(20), None)
+    assert to_json(weather) == {"day": "20 C", "night": None}
+    assert from_json(Weather, {"day": "20 C", "night": None}) == weather
+
+
+def test_a_text_that_does_not_parse_is_refused_with_its_place() -> None:
+    with pytest.raises(ValueError, match=r"Weather\.night=warm: write degrees and C"):
+        from_json(Weather, {"day": "20 C", "night": "warm"})

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cost.clock import SystemClock
+from cost.money import Money
 from cost.prices.book import PURCHASE, PriceBook
 from rl.codec import from_json
 from sweeps.config.build import CONF_DIR, canonical, compose
@@ -209,7 +210,7 @@ def test_text_with_commas_money_and_new_task_parameters_arrive_as_typed() -> Non
         ["+stage=smoke", 'gate.force="low, but ok"', "budget.sweep_limit=12.10 USD", "+task.params.allow_negation=true"]
     )
     assert cfg.gate.force == "low, but ok"
-    assert cfg.budget.sweep_limit == "12.10 USD"
+    assert cfg.budget.sweep_limit == Money.parse("12.10 USD")
     assert cfg.task.params["allow_negation"] is True
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cost.budgets.spending import Spending
 from cost.close.check import run_checks
+from cost.money import Money
 from rl.spec import CheckpointWritten, EvalReport, Started, StepReport
 from sweeps.config.types import SweepConfig
 from sweeps.journal.messages import words_in
@@ -91,8 +92,8 @@ def configured(base: SweepConfig, case: Case, folder: Path) -> SweepConfig:
     )
     one_trial = case.startup + 10 * case.step + 2 * case.evaluation + 2 * case.checkpoint
     whole = one_trial * case.trials * case.cards * case.cents_per_hour / 3600
-    limit = f"{max(0.01, whole * case.limit_share) / 100:.6f} USD"
-    bound = None if case.bound_cents is None else f"{case.bound_cents / 100} USD"
+    limit = Money.parse(f"{max(0.01, whole * case.limit_share) / 100:.6f} USD")
+    bound = None if case.bound_cents is None else Money.parse(f"{case.bound_cents / 100} USD")
     budget = dataclasses.replace(base.budget, sweep_limit=limit, trial_bound=bound)
     return dataclasses.replace(
         base,
@@ -137,7 +138,8 @@ def test_no_number_of_trials_at_once_overshoots_a_budget_by_more_than_it_takes_t
     per_ns = Fraction(case.cards * case.cents_per_hour * PICO, 100 * 3600 * 10**9)
     granule = per_ns * case.granularity_s * 10**9
     unheard = per_ns * (longest_silence_ns(sweep) + HEARTBEAT_SECONDS * 10**9)
-    limit = Fraction(str(sweep.cfg.budget.sweep_limit).split()[0]) * PICO
+    assert sweep.cfg.budget.sweep_limit is not None
+    limit = sweep.cfg.budget.sweep_limit.pico
     assert cost <= limit + unheard + granule
     assert sweep.ledger.reservations() == []
     found = Spending(sweep.ledger, book, ["sweep:smoke-test-1"], simulated=True)

@@ -31,7 +31,7 @@ def test_a_second_sweep_gets_only_what_the_first_left_and_is_told_who_holds_the_
 def test_a_killed_process_holds_nothing_any_more(tmp_path):
     code = (
         "import os, sys, pathlib\n"
-        "from sweeps.cards import hold_cards\nfrom sweeps.config import compose\n"
+        "from sweeps.machines.cards import hold_cards\nfrom sweeps.config.build import compose\n"
         "with hold_cards(compose(['+stage=smoke']).machine, 1, pathlib.Path(sys.argv[1])):\n"
         "    os.kill(os.getpid(), 9)\n"
     )

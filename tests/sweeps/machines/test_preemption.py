@@ -15,6 +15,7 @@ import pytest
 from cost.ledger.ledger import Ledger
 from rl.spec import Command, StepReport
 from sweeps.config.build import compose
+from sweeps.config.text_values import PreemptionSource
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
 from sweeps.journal.journal import TrialState, load, sweep_ids
@@ -97,11 +98,11 @@ def test_a_service_that_does_not_answer_is_no_notice_and_is_complained_of_once(p
 
 
 def test_the_probe_is_the_one_that_the_configuration_names():
-    assert [type(probe_of(text)) for text in ("ec2", "gcp", "file:/x", "command:true")] == [
+    assert [type(probe_of(PreemptionSource.parse(text))) for text in ("ec2", "gcp", "file:/x", "command:true")] == [
         *(Ec2Probe, GcpProbe, FileProbe, CommandProbe)
     ]
-    assert probe_of("none") is None
-    assert probe_of("file:/x:y") == FileProbe(Path("/x:y"))
+    assert probe_of(PreemptionSource.parse("none")) is None
+    assert probe_of(PreemptionSource.parse("file:/x:y")) == FileProbe(Path("/x:y"))
 
 
 def test_a_notice_makes_every_trial_write_a_checkpoint_and_end_as_preempted(tmp_path):

@@ -15,6 +15,7 @@ from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.records import UsageKey
 from sweeps.config.build import ConfigError, compose
+from sweeps.config.text_values import ReleaseMethod
 from sweeps.config.types import MachineConfig
 from sweeps.machines import release
 from sweeps.machines.machine import find_price, hold_machine
@@ -26,8 +27,9 @@ RENTED = [
 ]
 
 
-def machine(**changes) -> MachineConfig:
-    return dataclasses.replace(compose(["+stage=smoke"]).machine, **changes)
+def machine(*, down: str | None = None, **changes) -> MachineConfig:
+    method = ReleaseMethod.parse(down) if down else None
+    return dataclasses.replace(compose(["+stage=smoke"]).machine, down=method, **changes)
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def test_an_instance_that_ec2_never_reports_gone_is_not_confirmed(monkeypatch):
             stub.add_response("describe_instances", _instance("stopping"))
         result = release.take_down(machine(down="stop", provider="aws", instance_id="i-0123456789abcdef0"), "", client)
     assert not result.confirmed
-    assert "has not said 'stopped'" in result.text
+    assert "does not report i-0123456789abcdef0 as 'stopped'" in result.text
 
 
 def test_a_refusal_of_the_provider_leaves_the_lease_open(held):
