@@ -15,7 +15,6 @@ from pathlib import Path
 from rl.spec import EvalReport, EvaluationSpec
 from rl.trainers import create
 from sweeps.config.build import compose
-from sweeps.journal.metrics import eval_accuracy
 from sweeps.planning.plan import make_plan, trial_spec
 
 STEPS, SEEDS = 200, (0, 1, 2)
@@ -34,7 +33,7 @@ def curve(algorithm: str, seed: int, cache: Path) -> list[tuple[int, float]]:
             evaluation=EvaluationSpec(samples_per_question=4, every_steps=25),
         )
         events = create("native").run(spec, None)
-        return [(e.step, eval_accuracy(e) or 0.0) for e in events if isinstance(e, EvalReport)]
+        return [(e.step, e.accuracy or 0.0) for e in events if isinstance(e, EvalReport)]
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""The contract of `rl/spec.py` as plain JSON: what crosses a process boundary or goes into the journal.
+"""The contract of `rl.spec` as plain JSON: for what crosses a process boundary or is written into the journal.
 
-Nothing is ever unpickled from a store; what is read back is checked field by field against the annotations.
+Nothing is ever unpickled from a store; every field that is read back is checked against its annotation.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 import typing
@@ -18,11 +19,11 @@ from rl import spec
 T = TypeVar("T")
 
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""JSON has no numbers for these, and a run that diverges has to be told of all the same."""
+"""JSON has no numbers for these, and a run that diverges must be reported all the same."""
 _FROM_NOT_FINITE = frozenset(_NOT_FINITE.values())
 
-_BY_KIND: dict[str, type[Any]] = {
-    c.kind: c
+_BY_TYPE: dict[str, type[Any]] = {
+    c.type: c
     for c in (
         *(spec.Started, spec.StepReport, spec.EvalReport, spec.CheckpointWritten, spec.RoleRestarted, spec.Finished),
         *(spec.Continue, spec.Checkpoint, spec.SetLr, spec.Stop),
@@ -31,24 +32,24 @@ _BY_KIND: dict[str, type[Any]] = {
 
 
 def to_json(value: Any) -> dict[str, Any]:
-    """A spec, event or command as plain JSON types; events and commands carry their `kind`."""
+    """A spec, message or command as plain JSON types; messages and commands carry their `type`."""
     plain = _plain(value)
-    if kind := getattr(type(value), "kind", None):
-        plain = {"kind": kind, **plain}
+    if name := getattr(type(value), "type", None):
+        plain = {"type": name, **plain}
     return plain
 
 
 def message_from_json(data: Mapping[str, Any]) -> Any:
-    """The event or command that `to_json` wrote.
+    """The message or command that `to_json` wrote.
 
     Raises:
-        ValueError: unknown kind, or a field that is missing, unknown or of the wrong type.
+        ValueError: unknown type, or a field that is missing, unknown or of the wrong type.
     """
     rest = dict(data)
-    kind = rest.pop("kind", None)
-    if kind not in _BY_KIND:
-        raise ValueError(f"unknown kind of message {kind!r}; known: {', '.join(sorted(_BY_KIND))}")
-    return from_json(_BY_KIND[kind], rest)
+    name = rest.pop("type", None)
+    if name not in _BY_TYPE:
+        raise ValueError(f"unknown type of message {name!r}; known: {', '.join(sorted(_BY_TYPE))}")
+    return from_json(_BY_TYPE[name], rest)
 
 
 def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -64,7 +65,7 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
 
 
 class _Misfit(Exception):
-    """What does not fit, and where: the path is put together on the way out, so that what fits pays nothing for it."""
+    """A value that does not fit its annotation. Its path is built as the error rises: values that fit cost nothing."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -89,13 +90,15 @@ def _plain(value: Any) -> Any:
         for name in names:
             inner = getattr(value, name)
             kind = type(inner)
-            # Most fields are plain already: that is seen here, which spares a call for each.
+            # Most fields are plain already; checking that here saves a call for each.
             plain[name] = inner if kind in _AS_THEY_ARE or (kind is float and isfinite(inner)) else _plain(inner)
         return plain
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
+    if isinstance(value, enum.Enum):
+        return value.value
     if has_text_form(kind):
         return str(value)
     return {} if dataclasses.is_dataclass(kind) else value
@@ -114,7 +117,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 @functools.cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """What builds a value of this annotation from JSON types, or raises `_Misfit`. Made once: it is called often."""
+    """Returns the function that builds a value of this annotation from JSON types, or raises `_Misfit`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return lambda data: data
@@ -130,6 +133,8 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return functools.partial(_items, _reader(args[0]))
     if origin in (Mapping, dict):
         return functools.partial(_entries, _reader(args[1]))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return functools.partial(_member, hint)
     if has_text_form(hint):
         return functools.partial(_parsed, hint)
     if dataclasses.is_dataclass(hint):
@@ -171,6 +176,13 @@ def _choice(choices: tuple[Any, ...], data: Any) -> Any:
     if data not in choices:
         raise _Misfit(f"={data!r} is not one of {', '.join(map(repr, choices))}")
     return data
+
+
+def _member(kind: type[enum.Enum], data: Any) -> Any:
+    try:
+        return kind(data)
+    except ValueError:
+        raise _Misfit(f"={data!r} is not one of {', '.join(repr(m.value) for m in kind)}") from None
 
 
 def _items(reader: Callable[[Any], Any], data: Any) -> tuple[Any, ...]:

@@ -64,7 +64,8 @@ class Loop:
         self._step: int = restored["step"] if restored else 0
         self._evaluated: int | None = restored["evaluated_step"] if restored else None
         """The last step that was evaluated."""
-        self._stop: str | None = None
+        self._stop: s.Stop | None = None
+        """The command that ends the attempt early."""
         self._saved: tuple[Any, ...] | None = self._savable() if restored else None
         """What the newest checkpoint stands for: it is not written twice."""
 
@@ -82,14 +83,12 @@ class Loop:
                     yield from self._say(event)
             else:
                 break
-        completed = self._stop is None
-        if not completed and self._saved != self._savable():
+        if self._stop is not None and self._saved != self._savable():
             yield from self._say(self._write_checkpoint())
         yield s.Finished(
             step=self._step,
             policy_version=self._parts.engine.policy_version,
-            completed=completed,
-            reason="" if self._stop is None else self._stop,
+            stopped=self._stop,
             phase_card_ns=self._parts.clock.lap()[1],
         )
 
@@ -102,7 +101,7 @@ class Loop:
         if isinstance(command, s.SetLr):
             self._parts.learner.base_lr = command.lr
         elif isinstance(command, s.Stop):
-            self._stop = command.reason
+            self._stop = command
         elif isinstance(command, s.Checkpoint) and self._saved != self._savable():
             yield from self._say(self._write_checkpoint())
 

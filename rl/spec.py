@@ -1,12 +1,11 @@
-"""The contract of one trial: what a `Trainer` is given, what it says, what it can be told.
+"""The contract of one trial: what a `Trainer` is given, what it reports, and which commands it receives.
 
 Everything that runs a trial (the native GRPO loop, a simulator, another framework) is a `Trainer`. Everything
-downstream (journal, gates, ledger, MLflow) sees only the events defined here and never learns which trainer spoke.
-This module imports nothing heavy, holds no behaviour beyond arithmetic on sums and counts, and never reads a clock:
-events carry *durations*; the driver that receives them stamps the dates.
+downstream (journal, gates, ledger, MLflow) sees only messages and does not know which trainer sent them. The specs are
+here; messages and commands are in `rl.messages`, and can be imported from here too. Nothing here imports anything heavy
+or reads a clock.
 
-Units, everywhere in this file: durations are integer nanoseconds (`*_ns`), lengths are tokens, `*_frac` and `*_coef`
-are plain numbers, log-probabilities and entropies are in nats.
+Units: durations are seconds (`*_seconds`), lengths are tokens, `*_frac` and `*_coef` are plain numbers.
 """
 
 from __future__ import annotations
@@ -14,10 +13,71 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
+
+from rl.messages import (
+    PHASES,
+    Checkpoint,
+    CheckpointWritten,
+    Command,
+    Continue,
+    Curves,
+    EvalReport,
+    Event,
+    Finished,
+    Mean,
+    PromptCounts,
+    QuestionResult,
+    RoleRestarted,
+    SetLr,
+    Started,
+    StepReport,
+    Stop,
+    StopKind,
+    TokenCounts,
+    UpdateCurves,
+    mean_accuracy,
+)
+
+__all__ = [
+    "PHASES",
+    "AlgorithmSpec",
+    "Checkpoint",
+    "CheckpointWritten",
+    "Command",
+    "ConfigurationError",
+    "Continue",
+    "Curves",
+    "EvalReport",
+    "EvaluationSpec",
+    "Event",
+    "Finished",
+    "Mean",
+    "ModelSpec",
+    "OutOfMemoryError",
+    "PreemptedError",
+    "PromptCounts",
+    "QuestionResult",
+    "RoleRestarted",
+    "RolloutSpec",
+    "SetLr",
+    "SimulatedSpec",
+    "Started",
+    "StepReport",
+    "Stop",
+    "StopKind",
+    "TaskSpec",
+    "TokenCounts",
+    "Trainer",
+    "TrainerSpec",
+    "TrialError",
+    "TrialSpec",
+    "UpdateCurves",
+    "mean_accuracy",
+]
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a trainer is given
+# Specs: what a trainer is given
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -229,275 +289,22 @@ class TrialSpec:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a trainer says
+# Trainers
 # ---------------------------------------------------------------------------------------------------------------------
-
-PHASES = ("startup", "rollout", "reward", "logprob", "train", "sync", "evaluation", "checkpoint", "recovery", "other")
-"""Every card-second of an attempt is in exactly one of these. `other` is what remains of the wall clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A mean as its sum and its count, so that means over ranks and micro-batches add up. Undefined while empty."""
-
-    total: float
-    count: float
-
-    def __add__(self, other: Mean) -> Mean:
-        return Mean(self.total + other.total, self.count + other.count)
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
-
-    EMPTY: ClassVar[Mean]
-
-
-Mean.EMPTY = Mean(0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class UpdateCurves:
-    """The curves of one optimiser update. A field is None where it is undefined, which is not the same as zero."""
-
-    ratio: Mean
-    """pi / pi_old over the loss tokens (sequences, for sequence ratios)."""
-    ratio_min: float | None
-    ratio_max: float | None
-    clip_low: Mean | None
-    """Loss tokens with ratio < 1 - eps_low and a negative advantage. None: the ratio is 1 by construction here."""
-    clip_high: Mean | None
-    """Loss tokens with ratio > 1 + eps_high and a positive advantage."""
-    approx_kl: Mean
-    """k3 of pi_old against pi, over loss tokens."""
-    kl: Mean | None
-    """k3 of the policy against the reference, unscaled. None: no reference is kept."""
-    entropy: Mean
-    """Token entropy in nats."""
-    grad_norm: float
-    """Before clipping."""
-    loss: float
-    lr: float
-
-    @property
-    def clip_frac(self) -> Mean | None:
-        if self.clip_low is None or self.clip_high is None:
-            return None
-        return Mean(self.clip_low.total + self.clip_high.total, self.clip_low.count)
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The eight curves of one step and their companions, already reduced over ranks, as sums and counts."""
-
-    reward: Mean
-    """What was optimised: shaped, weighted, penalised."""
-    acc: Mean
-    """Raw correctness, never shaped."""
-    rewards: Mapping[str, Mean]
-    """Every reward function by name, raw and unweighted."""
-    reward_errors: Mean
-    """Share of completions whose scorer threw or timed out; they count as failures and stay in `acc`."""
-    response_length: Mean
-    response_length_min: int
-    response_length_max: int
-    truncated: Mean
-    """Share of completions that hit the limit without an end-of-sequence token."""
-    zero_std: Mean
-    """Share of groups whose rewards were all equal: they teach nothing."""
-    updates: tuple[UpdateCurves, ...]
-    sampler_ratio: Mean
-    """pi_old / pi_sample over completion tokens."""
-    logp_diff: Mean
-    """|log pi_old - log pi_sample| over completion tokens."""
-    logp_diff_max: float
-    mismatch_kl: Mean
-    """k3 of pi_sample against pi_old."""
-    sampler_ess: float | None = None
-    """Effective sample size of the sampler correction, as a share; None where there is no correction."""
-    nonfinite_logprobs: int = 0
-    """Sampler log-probabilities that were NaN or infinite; their completions are masked out of the loss."""
-
-    @property
-    def clip_frac(self) -> Mean | None:
-        """Of the last update: averaging over updates would dilute it with those where the ratio is still 1."""
-        return self.updates[-1].clip_frac if self.updates else None
-
-    def over_updates(self, name: Literal["ratio", "approx_kl", "entropy", "kl"]) -> Mean | None:
-        """A per-update curve summed over the step's updates; None where no update defines it."""
-        parts = [m for u in self.updates if (m := getattr(u, name)) is not None]
-        return sum(parts, Mean.EMPTY) if parts else None
-
-
-@dataclass(frozen=True)
-class TokenCounts:
-    """`loss` tokens carry gradient; `completion` tokens include those of filtered and failed prompts."""
-
-    prompt: int
-    completion: int
-    loss: int
-
-
-@dataclass(frozen=True)
-class PromptCounts:
-    """Every prompt drawn ends in one of the three."""
-
-    trained: int
-    filtered: int
-    failed: int
-
-
-@dataclass(frozen=True)
-class Started:
-    """The trainer is ready for its first step. Comes once, first."""
-
-    kind: ClassVar[str] = "started"
-    step: int
-    """Steps already done, from the checkpoint; 0 for a fresh start."""
-    policy_version: int
-    cards: int
-    engine: str
-    """The rollout engine that was chosen, e.g. `transformers`."""
-    device: str
-    parameters: int
-    trainable_parameters: int
-    train_questions: int
-    eval_questions: int
-    phase_card_ns: Mapping[str, int]
-    restored_from: str | None = None
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """One rollout batch and its updates, done."""
-
-    kind: ClassVar[str] = "step"
-    step: int
-    """1-based: the first step of a trial is 1."""
-    policy_version: int
-    """The version this step's completions were sampled with."""
-    staleness: int
-    """Policy version when training began minus the version sampled with."""
-    wall_ns: int
-    phase_card_ns: Mapping[str, int]
-    """Card-nanoseconds by phase (PHASES); they sum to `wall_ns` x cards."""
-    tokens: TokenCounts
-    prompts: PromptCounts
-    curves: Curves
-    lr: float
-    """Of the last update of this step."""
-    replay: bool = False
-    """Done again after a restore: the driver, which knows what it has heard, marks it. A trainer says nothing of it."""
-
-
-@dataclass(frozen=True)
-class QuestionResult:
-    """One evaluation question: how many of its samples were right."""
-
-    question_id: str
-    correct: int
-    samples: int
-
-
-@dataclass(frozen=True)
-class EvalReport:
-    """The fixed evaluation set, question by question, so that trials can be paired."""
-
-    kind: ClassVar[str] = "eval"
-    step: int
-    """Steps trained when it was taken; 0: before training."""
-    policy_version: int
-    wall_ns: int
-    phase_card_ns: Mapping[str, int]
-    results: tuple[QuestionResult, ...]
-    response_length: Mean
-    truncated: Mean
-
-
-@dataclass(frozen=True)
-class CheckpointWritten:
-    """A whole checkpoint lies at `path`: its marker is written."""
-
-    kind: ClassVar[str] = "checkpoint"
-    step: int
-    path: str
-    size_bytes: int
-    wall_ns: int
-    phase_card_ns: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class RoleRestarted:
-    """One role (a rollout engine, a reward worker) died and was started again alone."""
-
-    kind: ClassVar[str] = "role_restarted"
-    role: str
-    index: int
-    reason: str
-    phase_card_ns: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The last event. `completed` means that all steps were done; else the driver's reason to stop is repeated."""
-
-    kind: ClassVar[str] = "finished"
-    step: int
-    policy_version: int
-    completed: bool
-    reason: str
-    phase_card_ns: Mapping[str, int] = field(default_factory=dict)
-
-
-Event = Started | StepReport | EvalReport | CheckpointWritten | RoleRestarted | Finished
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What a trainer can be told, in answer to any event
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Continue:
-    kind: ClassVar[str] = "continue"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Write a checkpoint now, then go on."""
-
-    kind: ClassVar[str] = "checkpoint_now"
-
-
-@dataclass(frozen=True)
-class SetLr:
-    """Use this learning rate (before schedule) from the next update on."""
-
-    kind: ClassVar[str] = "set_lr"
-    lr: float
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Write a checkpoint, release everything, answer with `Finished(completed=False, reason=...)`."""
-
-    kind: ClassVar[str] = "stop"
-    reason: str
-
-
-Command = Continue | Checkpoint | SetLr | Stop
 
 
 class Trainer(Protocol):
-    """Runs one attempt. The generator is closed (`GeneratorExit`) when the attempt must end without a word."""
+    """Runs one attempt. To end it at once, without `Finished`, the driver closes the generator (`GeneratorExit`)."""
 
     def run(self, spec: TrialSpec, checkpoint: Path | None) -> Generator[Event, Command | None, None]:
-        """Yield events until `Finished`; `checkpoint` is the whole checkpoint to go on from, None to start afresh.
+        """Yield messages, the last of which is `Finished`. Each yield returns a `Command`; None means `Continue`.
 
-        The answer to each yield is a `Command`; None means `Continue`.
+        Args:
+            checkpoint: the whole checkpoint to resume from; None: start afresh.
 
         Raises:
-            PreemptedError: the machine is being taken away; the last checkpoint stands.
-            OutOfMemoryError: the cards' memory does not hold the micro-batch.
+            PreemptedError: the machine is being taken away; the last checkpoint is kept.
+            OutOfMemoryError: the cards' memory does not fit the micro-batch.
             ConfigurationError: this spec can never run; a retry is pointless.
         """
         ...
@@ -516,4 +323,4 @@ class OutOfMemoryError(TrialError):
 
 
 class ConfigurationError(TrialError):
-    """What was asked cannot run, ever. The message says what is wrong, where, and what would be right."""
+    """The spec can never run. The message says what is wrong, where, and what would be right."""

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl.spec import QuestionResult
+from rl.spec import QuestionResult, mean_accuracy
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ def average_at_k(results: Sequence[QuestionResult], confidence: float = 0.95) ->
         ValueError: no questions, or counts that cannot be.
     """
     _check(results)
-    return _share([r.correct / r.samples for r in results], [r.samples for r in results], confidence)
+    accuracy = mean_accuracy(results)
+    assert accuracy is not None  # there are questions, each sampled at least once
+    return _interval(accuracy, [r.correct / r.samples for r in results], [r.samples for r in results], confidence)
 
 
 def pass_at_k(results: Sequence[QuestionResult], k: int, confidence: float = 0.95) -> Estimate:
@@ -56,7 +58,7 @@ def pass_at_k(results: Sequence[QuestionResult], k: int, confidence: float = 0.9
     if not 1 <= k <= fewest:
         raise ValueError(f"pass@{k} needs k from 1 to the number of samples per question, which is {fewest}")
     chances = [1.0 - math.comb(r.samples - r.correct, k) / math.comb(r.samples, k) for r in results]
-    return _share(chances, [r.samples for r in results], confidence)
+    return _interval(_mean(chances), chances, [r.samples for r in results], confidence)
 
 
 def paired_difference(
@@ -82,15 +84,15 @@ def paired_difference(
             f"evaluation, {len(new.keys() - old.keys())} only in the second, {len(old.keys() & new.keys())} in both"
         )
     differences = [new[i] - old[i] for i in old]
-    mean, s = _mean_and_error(differences)
+    mean, s = _mean(differences), _standard_error(differences)
     z = _quantile(len(differences), confidence)
     half = z * s if s else z * z / (len(differences) + z * z) * (1.0 + abs(mean))
     return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half), len(differences))
 
 
-def _share(shares: Sequence[float], samples: Sequence[int], confidence: float) -> Estimate:
-    questions = len(shares)
-    p, s = _mean_and_error(shares)
+def _interval(p: float, shares: Sequence[float], samples: Sequence[int], confidence: float) -> Estimate:
+    """`p`, the mean of `shares`, with the interval that the module's docstring describes."""
+    questions, s = len(shares), _standard_error(shares)
     z = _quantile(questions, confidence)
     # By chance the spread may be smaller than even independent samples would give; there are no more than all of them.
     n = min(p * (1.0 - p) / s**2, sum(samples)) if s else questions
@@ -100,12 +102,16 @@ def _share(shares: Sequence[float], samples: Sequence[int], confidence: float) -
     return Estimate(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)), questions)
 
 
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error; exactly 0.0 where there is no spread, or one value only."""
-    mean = math.fsum(values) / len(values)
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Of the mean; exactly 0.0 where there is no spread, or one value only."""
     if min(values) == max(values):
-        return values[0], 0.0
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
 def _quantile(questions: int, confidence: float) -> float:

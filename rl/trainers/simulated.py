@@ -77,8 +77,12 @@ class SimulatedTrainer:
         yield from _Attempt(spec, checkpoint, self._clock, self._nan).run()
 
 
-class _Stopped(Exception):
-    """The driver said `Stop`."""
+class _StoppedError(Exception):
+    """The driver sent `Stop`."""
+
+    def __init__(self, command: Stop) -> None:
+        super().__init__(command.text)
+        self.command = command
 
 
 class _Attempt:
@@ -103,12 +107,12 @@ class _Attempt:
                     yield from self._save()
                 if self._evaluation_is_due():
                     yield from self._say(self._evaluate())
-        except _Stopped as stop:
+        except _StoppedError as stop:
             yield self._write_checkpoint()
             self._prune()
-            yield Finished(self._state.step, self._state.step, completed=False, reason=str(stop))
+            yield Finished(self._state.step, self._state.step, stop.command)
         else:
-            yield Finished(self._state.step, self._state.step, completed=True, reason="all steps done")
+            yield Finished(self._state.step, self._state.step)
 
     def _say(self, event: Event) -> Generator[Event, Command | None, None]:
         """Say it, and do what the answer asks for."""
@@ -121,7 +125,7 @@ class _Attempt:
         if isinstance(command, SetLr):
             self._state = dataclasses.replace(self._state, lr=command.lr)
         if isinstance(command, Stop):
-            raise _Stopped(command.reason)
+            raise _StoppedError(command)
 
     def _save(self) -> Generator[Event, Command | None, None]:
         yield from self._say(self._write_checkpoint())

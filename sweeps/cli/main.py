@@ -229,7 +229,7 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _print_story(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> None:
-    from sweeps.report.timeline import style_of, utc
+    from sweeps.report.timeline import utc
 
     if as_json:
         rows = [
@@ -247,7 +247,7 @@ def _print_story(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> 
     width = min(console.width, WIDTH)
     for line in lines:
         money = f"  {line.money}" if line.money else ""
-        text = Text(f"{utc(line.at_ns)[:19]}  {line.text}", style=style_of(line))
+        text = Text(f"{utc(line.at_ns)[:19]}  {line.text}", style=line.style)
         text.truncate(width - len(money), overflow="ellipsis", pad=bool(money))
         console.print(text.append(money, style="bold"), no_wrap=True, overflow="ignore", crop=False)
 

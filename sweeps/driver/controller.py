@@ -16,10 +16,22 @@ from typing import Protocol
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.records import UsageKey
 from rl.codec import to_json
-from rl.spec import CheckpointWritten, Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop
+from rl.spec import (
+    CheckpointWritten,
+    Command,
+    Continue,
+    EvalReport,
+    Event,
+    Finished,
+    SetLr,
+    StepReport,
+    Stop,
+    StopKind,
+)
 from rl.tasks.evaluation import average_at_k
 from sweeps.config.types import SweepConfig
 from sweeps.executors import Attempt
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import OUTCOME_STATES, Journal, TrialRecord, TrialState
 from sweeps.planning.plan import PlannedTrial, trial_spec
 from sweeps.planning.space import with_values
@@ -202,20 +214,19 @@ class SweepController:
             body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "command": to_json(command), "step": step}
             self._journal.append("command", body, f"command:{attempt}:{sequence}")
 
-    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+    def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
         held = self._held.get(str(attempt))
         if held is None or held.ended:
             return
         trial = self._journal.record.trials[attempt.trial_id]
-        outcome, _, reason = outcome.partition(":")
-        if trial.pruned is not None and outcome != "completed":
-            outcome, reason = "pruned", trial.pruned
+        if trial.pruned is not None and outcome is not AttemptOutcome.COMPLETED:
+            outcome, message = AttemptOutcome.PRUNED, message or trial.pruned
         state = OUTCOME_STATES[outcome]
         micro_batch_tokens = attempt.spec.trainer.micro_batch_tokens
         retry = None if self._stop else retry_after(trial, outcome, self._cfg.retry, micro_batch_tokens)
         not_before_ns = self._ledger.now_ns() + round(retry.wait_seconds * 1e9) if retry else 0
         with self._journal.transaction():
-            self._journal.attempt_ended(attempt.trial_id, attempt.number, outcome, message or reason.strip())
+            self._journal.attempt_ended(attempt.trial_id, attempt.number, outcome, message)
             self._post_phases([held])
             if retry:
                 self._journal.retry(
@@ -224,7 +235,12 @@ class SweepController:
             self._ledger.set_labels(held.key, {"state": str(state), "steps": str(trial.summary.step)})
         held.ended = True
         self._running -= 1
-        goes_on = outcome == "budget" and not self._stop and self._purse and self._purse.goes_on(attempt.trial_id)
+        goes_on = (
+            outcome is AttemptOutcome.BUDGET
+            and not self._stop
+            and self._purse
+            and self._purse.goes_on(attempt.trial_id)
+        )
         if retry or goes_on:
             self._waiting.put(attempt.trial_id, not_before_ns)
         self._view.changed(trial, None)
@@ -233,7 +249,7 @@ class SweepController:
         held = self._held.pop(str(attempt), None)
         if held is None:
             return
-        outcome = self._journal.record.trials[attempt.trial_id].attempts[-1].outcome or "lost"
+        outcome = self._journal.record.trials[attempt.trial_id].attempts[-1].outcome or AttemptOutcome.LOST
         body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "released": released}
         with self._journal.transaction():
             self._journal.append("released", body, f"released:{attempt}")
@@ -253,7 +269,9 @@ class SweepController:
         self.warn(text)
         self._cards = cards
         if cards < per_trial:
-            self.stop(f"interrupted: a trial needs {per_trial} cards of one machine, and there are none left")
+            self.stop(
+                Stop(StopKind.NO_CARDS, f"a trial needs {per_trial} cards of one machine, and there are none left")
+            )
 
     def stopping(self) -> bool:
         return self._stop is not None
@@ -262,7 +280,7 @@ class SweepController:
         now_ns = self._ledger.now_ns()
         self._watch_idleness(now_ns)
         if notice := self._notice():
-            self.stop(f"preempted: notice: {notice}")
+            self.stop(Stop(StopKind.MACHINE_TAKEN, f"preemption notice: {notice}"))
         if now_ns - self._last_heartbeat_ns >= HEARTBEAT_NS:
             self._last_heartbeat_ns = now_ns
             self._still_held()
@@ -283,11 +301,11 @@ class SweepController:
     def stopped(self) -> Stop | None:
         return self._stop
 
-    def stop(self, reason: str) -> None:
-        """Start nothing more; what runs is told at its next word. `reason` begins with a key of `OUTCOME_STATES`."""
-        self._stop = self._stop or Stop(reason)
+    def stop(self, command: Stop) -> None:
+        """Start nothing more; running trials receive `command` at their next message. The first stop counts."""
+        self._stop = self._stop or command
 
-    def abandon(self, outcome: str, message: str) -> None:
+    def abandon(self, outcome: AttemptOutcome, message: str) -> None:
         """Close the books of everything that still runs: its processes were ended from outside."""
         for name, held in list(self._held.items()):
             if not held.granted:
@@ -311,12 +329,12 @@ class SweepController:
         if self._stop:
             return self._stop
         if trial.cancelled is not None:
-            return Stop(f"cancelled: {trial.cancelled}")
+            return Stop(StopKind.CANCELLED, trial.cancelled)
         if self._purse and (stop := self._purse.verdict(trial.trial_id)):
             return stop
         if isinstance(message, EvalReport):
             reason = trial.pruned or self._pruner.reason(trial, message.step)
-            return Stop(f"pruned: {reason}") if reason else Continue()
+            return Stop(StopKind.PRUNED, reason) if reason else Continue()
         if isinstance(message, StepReport) and trial.planned.adaptive_lr and message.step < self._cfg.stage.steps:
             return self._move_lr(trial, message)
         return Continue()
@@ -353,7 +371,7 @@ class SweepController:
             return
         self._commands_heard = record.operator_commands
         if record.stop_wanted is not None:
-            self.stop(f"interrupted: {record.stop_wanted}")
+            self.stop(Stop(StopKind.REQUESTED, record.stop_wanted))
         for trial_id in self._waiting.all():
             if record.trials[trial_id].state is TrialState.CANCELLED:
                 self._waiting.remove(trial_id)
@@ -376,7 +394,8 @@ class SweepController:
         if self._busy_ns is None or any(h.granted and not h.ended for h in self._held.values()):
             self._busy_ns = now_ns
         elif self._idle_limit_ns is not None and now_ns - self._busy_ns >= self._idle_limit_ns:
-            self.stop(f"interrupted: nothing has run for machine.max_idle={self._cfg.machine.max_idle}")
+            text = f"nothing has run for machine.max_idle={self._cfg.machine.max_idle}"
+            self.stop(Stop(StopKind.IDLE, text))
 
     def _watch_budget(self) -> None:
         if self._purse and not self._stop:
@@ -385,7 +404,7 @@ class SweepController:
 
     def _heed_purse(self) -> None:
         if self._purse and self._purse.over:
-            self.stop(self._purse.over)
+            self.stop(Stop(StopKind.BUDGET, self._purse.over))
 
     def _labels(self, trial: TrialRecord) -> dict[str, str]:
         planned = trial.planned

@@ -22,7 +22,7 @@ from cost.clock import FakeClock, SystemClock
 from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import SweepLockedError
 from cost.records import StoreError
-from rl.spec import Stop
+from rl.spec import Stop, StopKind
 from sweeps.config.build import ConfigError, canonical
 from sweeps.config.types import SweepConfig
 from sweeps.driver import deadman
@@ -61,6 +61,7 @@ from sweeps.driver.summary import (
 )
 from sweeps.executors import Executor
 from sweeps.forecast.step_time import from_data_sheet, measured
+from sweeps.journal.events import AttemptOutcome, DriverEnd
 from sweeps.machines import acquire, release
 from sweeps.machines.cards import hold_cards
 from sweeps.machines.machine import find_price, forecast_labels, machine_instance, ray_address
@@ -154,7 +155,8 @@ def _run_sweep(session: Session) -> int:
     deadman.start(cfg, record.sweep_id, session.database)
     beside = BackgroundServices(session)
     beside.start()
-    how, why, executor, host = "failed", "", None, None
+    end, executor, host = DriverEnd.FAILED, None, None
+    lock_lost = False
     try:
         with terminal.LiveView(session.console, record, cfg.stage.steps, session.costs, session.time) as view:
             host = SweepController(
@@ -175,20 +177,19 @@ def _run_sweep(session: Session) -> int:
                     executor = _make_executor(session)
                 with _termination_as_notice(host):  # after Ray has put a handler of its own in place of ours
                     executor.run(host)
-                how = _how_it_ended(host.stopped)
+                end = _end_by(host.stopped)
             except KeyboardInterrupt:
-                how = "interrupted"
-                host.stop("interrupted")
+                end = DriverEnd.INTERRUPTED
+                host.stop(Stop(StopKind.INTERRUPTED))
             except SweepLockedError:
-                how = "driven elsewhere"
+                lock_lost = True
                 raise
-        why = host.stopped.reason if host.stopped else ""
-        if how == "interrupted":
-            because = f" ({reason})" if (reason := why.removeprefix("interrupted").lstrip(": ")) else ""
+        if end is DriverEnd.INTERRUPTED:
+            because = f" ({host.stopped.text})" if host.stopped and host.stopped.text else ""
             session.tell(f"Stopping{because}: ending the trials' processes and closing the books ...")
     finally:
         with _uninterrupted():
-            code = _end(session, lease_id, beside, executor, host, how, why)
+            code = _end(session, lease_id, beside, executor, host, end, lock_lost=lock_lost)
     return code
 
 
@@ -198,36 +199,39 @@ def _end(
     beside: BackgroundServices,
     executor: Executor | None,
     host: SweepController | None,
-    how: str,
-    why: str,
+    end: DriverEnd,
+    *,
+    lock_lost: bool,
 ) -> int:
     """End the processes, close the books, deliver what waits, and tell a person; what it is that `sweep.py` returns."""
     cfg, record, ledger = session.cfg, session.record, session.ledger
     if executor is not None:
         executor.close()
-    if how == "driven elsewhere":  # by whom the books are kept, too
+    if lock_lost:  # the driver that has the lock now writes the ledger
         beside.stop_watching()
-        beside.drain("interrupted")
+        beside.drain(DriverEnd.INTERRUPTED)
         return EXIT_FAILED
     if host is not None:
-        host.abandon("interrupted" if how == "interrupted" else "lost", "ended by the sweep")
+        interrupted = end is DriverEnd.INTERRUPTED
+        host.abandon(AttemptOutcome.INTERRUPTED if interrupted else AttemptOutcome.LOST, "ended by the sweep")
     beside.stop_watching()
-    verdict = judge(session) if how == "done" else None
-    going = release.goes(cfg, how, why)
+    stop = host.stopped if host is not None else None
+    verdict = judge(session) if end is DriverEnd.DONE else None
+    going = release.goes(cfg, end, stop)
     if not going:
-        ledger.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken(why) else how)
+        ledger.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken(stop) else end.value)
     report = session.report()
     write_costs(session.console, report, session.sweep_dir)
     # Last: a driver that is killed before it is followed by one that closes the books.
-    session.journal.append("driver_ended", {"how": how}, f"driver_ended:{ledger.now_ns()}")
+    session.journal.append("driver_ended", {"how": end}, f"driver_ended:{ledger.now_ns()}")
     session.journal.catch_up()
     keep_books(session)
-    left = beside.drain(how)
-    code = EXIT_INTERRUPTED if how == "interrupted" else exit_code(record, verdict)
-    if how == "done" and not failed(record):
+    left = beside.drain(end)
+    code = EXIT_INTERRUPTED if end is DriverEnd.INTERRUPTED else exit_code(record, verdict)
+    if end is DriverEnd.DONE and not failed(record):
         shutil.rmtree(session.sweep_dir / "ray", ignore_errors=True)
-    if how != "failed":  # what went wrong is on its way up, and is said there
-        print_end(session, report, verdict, how, why, tracked=left.tracked)
+    if end is not DriverEnd.FAILED:  # the error is reported by the caller
+        print_end(session, report, verdict, end, stop, tracked=left.tracked)
         _say_unsaved(session, left)
     acquire.leave(session, lease_id, going)
     return code
@@ -243,7 +247,7 @@ def _cannot_be_paid(session: Session, purse: BudgetController) -> bool:
     session.journal.append("driver_ended", {"how": "budget", "why": refusal}, f"driver_ended:{ledger.now_ns()}")
     print_budget(session.console, refusal, session.typed)
     if held is not None and sweep_id in held.sweeps:  # a driver of this sweep died and left the machine
-        going = release.goes(cfg, "budget", refusal)
+        going = release.goes(cfg, DriverEnd.BUDGET, None)
         if not going:
             ledger.detach(held.lease.lease_id, sweep_id, "budget")
         acquire.leave(session, held.lease.lease_id, going)
@@ -299,11 +303,11 @@ def _pause_of(clock: SystemClock | FakeClock) -> Callable[[], None]:
     return (lambda: sleep(SIMULATED_PAUSE_SECONDS)) if isinstance(clock, FakeClock) else (lambda: None)
 
 
-def _how_it_ended(stopped: Stop | None) -> str:
-    """What the driver's end is called in the journal, by why the host stopped, if it did."""
-    if stopped is None:
-        return "done"
-    return "budget" if stopped.reason.startswith("budget") else "interrupted"
+def _end_by(stop: Stop | None) -> DriverEnd:
+    """How a driver ends whose executor returned. `stop`: why the controller stopped early, if it did."""
+    if stop is None:
+        return DriverEnd.DONE
+    return DriverEnd.BUDGET if stop.kind is StopKind.BUDGET else DriverEnd.INTERRUPTED
 
 
 @contextmanager
@@ -329,7 +333,7 @@ def _termination_as_notice(host: SweepController) -> Iterator[None]:
     def stop(*_: object) -> None:
         if host.stopped:
             raise KeyboardInterrupt
-        host.stop("preempted: SIGTERM")
+        host.stop(Stop(StopKind.TERMINATED, "the driver received SIGTERM"))
         again.start()
 
     before = signal.signal(signal.SIGTERM, stop)

@@ -10,6 +10,7 @@ from cost.ledger.sqlite_copy import daily_backup
 from cost.records import StoreError
 from sweeps.config.build import CONF_DIR
 from sweeps.driver.session import Session
+from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import SweepRecord, TrialState
 from sweeps.protocol.gates import Verdict, metric_gate
 from sweeps.storage.uploads import bucket_of_sweeps
@@ -60,9 +61,9 @@ def failed(record: SweepRecord) -> bool:
 
 def exit_code(record: SweepRecord, verdict: Verdict | None = None) -> int:
     """Of a sweep that was not interrupted. `verdict`: just now; None: what the journal knows counts."""
-    if any(t.state is TrialState.BUDGET_STOPPED for t in record.trials.values()) or record.ended == "budget":
+    if any(t.state is TrialState.BUDGET_STOPPED for t in record.trials.values()) or record.ended is DriverEnd.BUDGET:
         return EXIT_BUDGET
     gate_open = verdict.open if verdict else bool(record.gate and record.gate["open"])
     if gate_open:
         return EXIT_OK
-    return EXIT_FAILED if failed(record) or record.ended == "failed" else EXIT_GATE
+    return EXIT_FAILED if failed(record) or record.ended is DriverEnd.FAILED else EXIT_GATE

@@ -20,6 +20,7 @@ from rl.spec import ConfigurationError
 from sweeps.config.build import ConfigError, canonical
 from sweeps.config.diff import changed_keys
 from sweeps.config.types import SweepConfig
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep_ids
 from sweeps.machines.machine import ray_address
 from sweeps.machines.release import what_to_rent
@@ -54,7 +55,9 @@ def end_lost_attempts(journal: Journal, held: Collection[tuple[str, int]] = ()) 
     for trial in journal.record.trials.values():
         if trial.state is TrialState.RUNNING and (trial.trial_id, trial.attempts[-1].attempt) not in held:
             said = "its driver ended without closing it"
-            outcome, said = ("lost", said) if trial.pruned is None else ("pruned", trial.pruned)
+            outcome = AttemptOutcome.LOST
+            if trial.pruned is not None:
+                outcome, said = AttemptOutcome.PRUNED, trial.pruned
             journal.attempt_ended(trial.trial_id, trial.attempts[-1].attempt, outcome, said)
 
 

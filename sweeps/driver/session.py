@@ -17,6 +17,7 @@ from cost.reports.by_trial import Report, sweep_report, trial_costs
 from sweeps.config.types import SweepConfig
 from sweeps.driver.resume import database
 from sweeps.forecast.step_time import StepTime
+from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import Journal, SweepRecord
 from sweeps.machines.machine import Pricing, draws_power, machine_instance, money_text
 from sweeps.machines.preemption import Watch, probe_of
@@ -145,9 +146,9 @@ class BackgroundServices:
         if self._meter is not None:
             self._meter.close(self._session.ledger, machine_instance(self._session.cfg, self._session.record.sweep_id))
 
-    def drain(self, how: str) -> Undelivered:
+    def drain(self, end: DriverEnd) -> Undelivered:
         """After the books are closed: deliver what waits. Who interrupts a sweep does not wait for long."""
-        hurried, seconds = how == "interrupted", self._session.cfg.storage.wait_seconds
+        hurried, seconds = end is DriverEnd.INTERRUPTED, self._session.cfg.storage.wait_seconds
         upload_seconds = min(seconds, INTERRUPTED_UPLOAD_SECONDS) if hurried else seconds
         unsaved = self._uploader.close(upload_seconds) if self._uploader else []
         tracked = self._tracker.close(INTERRUPTED_DRAIN_SECONDS if hurried else TRACKING_DRAIN_SECONDS)

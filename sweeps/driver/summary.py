@@ -15,9 +15,11 @@ from cost.ledger.sweep_lock import SweepLockedError
 from cost.money import Money
 from cost.records import StoreError
 from cost.reports.by_trial import Report, write_csv
+from rl.spec import Stop
 from sweeps.config.types import SweepConfig
 from sweeps.driver.session import Session
 from sweeps.forecast.step_time import StepTime, sweep_seconds
+from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import TrialState
 from sweeps.machines.machine import Pricing, money_text
 from sweeps.planning.plan import Plan, make_plan
@@ -121,11 +123,13 @@ def resumed_text(session: Session) -> str:
     return f": going on, {left}; {spent} so far, {money_text(Money(lost, report.currency))} of it lost work"
 
 
-def print_end(session: Session, report: Report, verdict: Verdict | None, how: str, why: str, *, tracked: bool) -> None:
+def print_end(
+    session: Session, report: Report, verdict: Verdict | None, end: DriverEnd, stop: Stop | None, *, tracked: bool
+) -> None:
     """What came of each trial, what it cost, the gate with its reasons, and the commands that come next.
 
     Args:
-        how: as the driver's end is called in the journal; `why` says more of a stop.
+        stop: why the sweep stopped early, if it did.
         tracked: MLflow has everything.
     """
     console, cfg, record, typed = session.console, session.cfg, session.record, session.typed
@@ -163,9 +167,9 @@ def print_end(session: Session, report: Report, verdict: Verdict | None, how: st
         again = [t for t in typed if not t.startswith("resume=")]
         command = " ".join(["python sweep.py", *map(shlex.quote, again), "resume=failed"])
         console.print(Text(f"Again:    {command}"), soft_wrap=True)
-    if how == "budget":
-        print_budget(console, why.removeprefix("budget: "), typed)
-    elif how == "interrupted":
+    if end is DriverEnd.BUDGET and stop is not None:
+        print_budget(console, stop.text, typed)
+    elif end is DriverEnd.INTERRUPTED:
         console.print(Text(f"Resume:   {' '.join(['python sweep.py', *map(shlex.quote, typed)])}"), soft_wrap=True)
     elif verdict and verdict.open and cfg.stage.next_stage:
         command = next_command(cfg.stage.next_stage, instead_of(typed, found.values) if found else typed)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rl.spec import Command, ConfigurationError, Event, OutOfMemoryError, PreemptedError, TrialSpec
+from rl.spec import Command, ConfigurationError, Event, Finished, OutOfMemoryError, PreemptedError, TrialSpec
+from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Controller(Protocol):
         """Take in what a trainer said; the answer goes back to it before its next step."""
         ...
 
-    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
-        """The attempt's trainer is over: `outcome` is a key of `sweeps.journal.OUTCOME_STATES`."""
+    def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
+        """The attempt's trainer is over. `message`: details for a person."""
         ...
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
@@ -86,17 +87,24 @@ class HungError(RuntimeError):
     """No word for longer than the limit."""
 
 
-def outcome_of(error: BaseException) -> tuple[str, str]:
+def outcome_of_finish(finished: Finished) -> tuple[AttemptOutcome, str]:
+    """The outcome of an attempt that ended in order, and a message for a person."""
+    stop = finished.stopped
+    return (AttemptOutcome.COMPLETED, "") if stop is None else (STOP_OUTCOMES[stop.kind], stop.text)
+
+
+def outcome_of_error(error: BaseException) -> tuple[AttemptOutcome, str]:
     """What an exception out of a trainer means, and a message for a person."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     match error:
         case PreemptedError():
-            return "preempted", text
+            return AttemptOutcome.PREEMPTED, text
         case ConfigurationError():
-            return "bad_configuration", f"cannot run as configured: {error}"
+            return AttemptOutcome.BAD_CONFIGURATION, f"cannot run as configured: {error}"
         case OutOfMemoryError():
-            return "out_of_memory", f"{text}; a smaller trainer.micro_batch_tokens gives the same result in less memory"
+            hint = "a smaller trainer.micro_batch_tokens gives the same result in less memory"
+            return AttemptOutcome.OUT_OF_MEMORY, f"{text}; {hint}"
         case HungError():
-            return "hung", str(error)
+            return AttemptOutcome.HUNG, str(error)
         case _:
-            return "crashed", text
+            return AttemptOutcome.CRASHED, text

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from rl.spec import Command, Event, Finished, Trainer
 from rl.trainers.simulated import SimulatedTrainer
-from sweeps.executors import Attempt, Controller, HungError, outcome_of
+from sweeps.executors import Attempt, Controller, HungError, outcome_of_error, outcome_of_finish
+from sweeps.journal.events import AttemptOutcome
 
 if TYPE_CHECKING:
     from cost.clock import FakeClock
@@ -84,21 +85,20 @@ class InProcessExecutor:
 
     def _deliver(self, running: _Running, host: Controller) -> None:
         if running.error is not None:
-            self._end(running, host, *outcome_of(running.error))
+            self._end(running, host, *outcome_of_error(running.error))
             return
         if running.message is None:
-            self._end(running, host, "crashed", "the trainer ended without a word")
+            self._end(running, host, AttemptOutcome.CRASHED, "the trainer ended without its last message")
             return
         command = host.on_message(running.attempt, running.sequence, running.message)
         running.sequence += 1
         if isinstance(running.message, Finished):
             running.words.close()
-            outcome = "completed" if running.message.completed else running.message.reason
-            self._end(running, host, outcome, "")
+            self._end(running, host, *outcome_of_finish(running.message))
             return
         self._go_on(running, command)
 
-    def _end(self, running: _Running, host: Controller, outcome: str, message: str) -> None:
+    def _end(self, running: _Running, host: Controller, outcome: AttemptOutcome, message: str) -> None:
         host.on_ended(running.attempt, outcome, message)
         host.on_released(running.attempt, True)
 

@@ -24,10 +24,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl.codec import from_json, message_from_json, to_json
 from rl.spec import Continue, Finished, TrialSpec
-from sweeps.executors import Attempt, Controller, outcome_of
+from sweeps.executors import Attempt, Controller, outcome_of_error, outcome_of_finish
 from sweeps.executors.cluster import alive_nodes, named, on_node, resource_of, start_local, usable_cards
 from sweeps.executors.processes import MARK, Family, end_family, end_marked, own_family, write_output_to
 from sweeps.executors.tune_calls import ControllerCallback, ControllerSearcher, NothingToStartStopper
+from sweeps.journal.events import AttemptOutcome
 
 RELEASE_DEADLINE_SECONDS = 60.0
 """After an attempt's end: what is still there then is told as held."""
@@ -71,12 +72,13 @@ class AttemptActor(tune.Trainable):
         try:
             message = self._words.send(command)
         except StopIteration:
-            return self._word(error=("crashed", "the trainer ended without a word"), done=True)
+            error = (AttemptOutcome.CRASHED, "the trainer ended without its last message")
+            return self._word(error=error, done=True)
         except Exception as error:
             import traceback
 
             traceback.print_exc()
-            return self._word(error=outcome_of(error), done=True)
+            return self._word(error=outcome_of_error(error), done=True)
         return self._word(message=to_json(message), done=isinstance(message, Finished))
 
     def cleanup(self) -> None:
@@ -101,7 +103,7 @@ class _Running:
     node: str = ""
     last_word: float = 0.0
     """Monotonic seconds, from being granted on."""
-    outcome: tuple[str, str] | None = None
+    outcome: tuple[AttemptOutcome, str] | None = None
     ended_at: float | None = None
     """Monotonic seconds; None while it runs."""
     unclear_since: float | None = None
@@ -210,20 +212,20 @@ class RayTuneExecutor:
             self._grant(running, result["group"], running.family.node)
             running.last_word = time.monotonic()
             if held := self._holders_of_its_cards(running.node):
-                running.outcome = ("preempted", f"its cards were given to it while {held} still held them")
+                running.outcome = (AttemptOutcome.PREEMPTED, f"its cards were given to it while {held} still held them")
                 self._clear(running, patience_seconds=0.0)
                 self._still_there(running, timeout=RELEASE_DEADLINE_SECONDS)  # before Tune lets it begin
             return
         if running.outcome is not None:  # it is being ended
             return
         if error := result.get("error"):
-            running.outcome = (error[0], error[1])
+            running.outcome = (AttemptOutcome(error[0]), error[1])
             return
         message = message_from_json(result["message"])
         command = self._host.on_message(running.attempt, running.sequence, message)
         running.sequence += 1
         if isinstance(message, Finished):
-            running.outcome = ("completed" if message.completed else message.reason, "")
+            running.outcome = outcome_of_finish(message)
         elif not isinstance(command, Continue):
             trial.temporary_state.ray_actor.tell.remote(to_json(command))
 
@@ -235,13 +237,14 @@ class RayTuneExecutor:
             self._grant(running, "", "")
         if died and running.outcome is None:
             reason = _why_it_died(trial)
-            running.outcome = ("crashed", f"its process died: {reason}; see {self._output_of(running.attempt)}")
+            log = self._output_of(running.attempt)
+            running.outcome = (AttemptOutcome.CRASHED, f"its process died: {reason}; see {log}")
             if "its node has died" in reason:
-                running.outcome = ("preempted", f"its node was lost: {named(running.node)}")
+                running.outcome = (AttemptOutcome.PREEMPTED, f"its node was lost: {named(running.node)}")
             elif "unavailable" in reason:
                 running.unclear_since = time.monotonic()
                 return
-        self._end(running, *(running.outcome or ("crashed", "its process ended without a word")))
+        self._end(running, *(running.outcome or (AttemptOutcome.CRASHED, "its process ended without a last message")))
 
     def tick(self, trials: Sequence[Any] = ()) -> None:
         self._tune_trials.update({t.trial_id: t for t in trials if t.trial_id not in self._tune_trials})
@@ -340,7 +343,7 @@ class RayTuneExecutor:
         self._withheld.append((running, ray.util.placement_group([there])))
         self._looked_at = 0.0
 
-    def _end(self, running: _Running, outcome: str, message: str) -> None:
+    def _end(self, running: _Running, outcome: AttemptOutcome, message: str) -> None:
         running.unclear_since, running.ended_at = None, time.monotonic()
         self._clear(running, LEAVING_SECONDS)
         self._host.on_ended(running.attempt, outcome, message)
@@ -349,9 +352,9 @@ class RayTuneExecutor:
         """A machine that is gone is no failure of the trial; one whose node turns out to be alive has crashed."""
         for running in [r for r in self._running.values() if r.unclear_since is not None]:
             if not self._is_alive(running.node):
-                self._end(running, "preempted", f"its node was lost: {named(running.node)}")
+                self._end(running, AttemptOutcome.PREEMPTED, f"its node was lost: {named(running.node)}")
             elif time.monotonic() - (running.unclear_since or 0.0) > NODE_LOSS_SECONDS:
-                self._end(running, *(running.outcome or ("crashed", "it could not be reached")))
+                self._end(running, *(running.outcome or (AttemptOutcome.CRASHED, "it could not be reached")))
 
     def _end_those_that_hang(self) -> None:
         now = time.monotonic()
@@ -360,7 +363,8 @@ class RayTuneExecutor:
                 continue
             if now - running.last_word <= self._silence_seconds:
                 continue
-            running.outcome = ("hung", f"no word for {self._silence_seconds:g} s: it was taken for hung and ended")
+            text = f"no message for {self._silence_seconds:g} s: the attempt hung and was ended"
+            running.outcome = (AttemptOutcome.HUNG, text)
             actor = getattr(self._tune_trials.get(key), "temporary_state", None)
             if running.family is not None:
                 self._clear(running, patience_seconds=0.0)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from cost.records import IntegrityError, NewEvent
 from rl.codec import to_json
 from rl.spec import Event, StepReport
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.messages import (
     NOT_DECIDED,
-    ONE_WORD,
     STREAM_PREFIX,
     SUMMARY,
     WORDS,
@@ -207,7 +207,7 @@ class Journal:
             return False
         return len(self._words) >= MOST_WORDS or self._ledger.now_ns() - self._words[0].at_ns >= LONGEST_WAIT_NS
 
-    def attempt_ended(self, trial_id: str, attempt: int, outcome: str, message: str) -> None:
+    def attempt_ended(self, trial_id: str, attempt: int, outcome: AttemptOutcome, message: str) -> None:
         """An attempt is over: how, and what its trial's words add up to by now."""
         trial = self.record.trials[trial_id]
         name, summary = f"{trial_id}/{attempt}", trial.summary
@@ -259,8 +259,6 @@ def load(ledger: Ledger, sweep_id: str) -> SweepRecord:
     """
     record = SweepRecord(sweep_id)
     stream = STREAM_PREFIX + sweep_id
-    if ONE_WORD in ledger.event_kinds(stream):  # as the first version wrote them: no summaries
-        return replay(sweep_id, ledger.events(stream))
     unread: dict[str, int] = {}  # by trial, the event after which its words are not in a summary
     for event in ledger.events(stream, without={WORDS}):
         record.apply(event)

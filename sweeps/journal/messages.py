@@ -1,7 +1,7 @@
 """What trainers said, in a sweep's stream: many words to an event, so that writing them down costs little.
 
 A driver keeps the words it hears for at most a second and writes them together, before or with the next decision. Here
-are the shape of such an event and its readers; sweeps of the first version, one word to an event, read the same.
+are the shape of such an event and its readers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 STREAM_PREFIX = "sweep:"
 
-ONE_WORD = "message"
 WORDS = "messages"
 SUMMARY = "summary"
-NOT_DECIDED = frozenset({ONE_WORD, WORDS, SUMMARY})
+NOT_DECIDED = frozenset({WORDS, SUMMARY})
 """Kinds of event that tell what trainers said. All others are the driver's decisions: few, and small."""
 
 
@@ -85,11 +84,6 @@ def words_in(event: StoredEvent) -> Iterator[RecordedMessage]:
                 yield RecordedMessage(
                     row["trial_id"], row["attempt"], row["sequence"], row["at_ns"], _as_text(row["message"])
                 )
-    elif event.kind == ONE_WORD:
-        body = event.body
-        yield RecordedMessage(
-            body["trial_id"], body["attempt"], body["sequence"], event.at_ns, _as_text(body["message"])
-        )
 
 
 @dataclass

@@ -5,7 +5,7 @@ This is where sums and counts finally become means. An undefined curve has no na
 
 from __future__ import annotations
 
-from rl.spec import EvalReport, Mean, StepReport, UpdateCurves
+from rl.spec import Mean, StepReport, UpdateCurves
 
 NS_PER_SECOND = 1e9
 
@@ -64,9 +64,3 @@ def _of_update(update: UpdateCurves, index: int) -> dict[str, Mean | None]:
         f"clip_frac_low_update_{index}": update.clip_low,
         f"clip_frac_high_update_{index}": update.clip_high,
     }
-
-
-def eval_accuracy(report: EvalReport) -> float | None:
-    """Mean over questions of the share of right samples."""
-    shares = [r.correct / r.samples for r in report.results if r.samples]
-    return sum(shares) / len(shares) if shares else None

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rl.codec import from_json, message_from_json
-from rl.spec import CheckpointWritten, Event, SetLr, Started, Stop
-from sweeps.journal.messages import ONE_WORD, WORDS, RecordedMessage, words_in
+from rl.spec import CheckpointWritten, Event, SetLr, Started, Stop, StopKind
+from sweeps.journal.events import AttemptOutcome, DriverEnd
+from sweeps.journal.messages import WORDS, RecordedMessage, words_in
 from sweeps.journal.trial_summary import TrialSummary
 from sweeps.planning.plan import PlannedTrial
 
@@ -37,22 +38,20 @@ class TrialState(StrEnum):
 UNFINISHED = frozenset({TrialState.PLANNED, TrialState.RUNNING, TrialState.PREEMPTED, TrialState.BUDGET_STOPPED})
 """A resume goes on with these."""
 
-OUTCOME_STATES: Mapping[str, TrialState] = {
-    "completed": TrialState.COMPLETED,
-    "failed": TrialState.FAILED,
-    "crashed": TrialState.FAILED,
-    "hung": TrialState.FAILED,
-    "out_of_memory": TrialState.FAILED,
-    "bad_configuration": TrialState.FAILED,
-    "preempted": TrialState.PREEMPTED,
-    "interrupted": TrialState.PREEMPTED,
-    "lost": TrialState.PREEMPTED,
-    "pruned": TrialState.PRUNED,
-    "budget": TrialState.BUDGET_STOPPED,
-    "cancelled": TrialState.CANCELLED,
+OUTCOME_STATES: Mapping[AttemptOutcome, TrialState] = {
+    AttemptOutcome.COMPLETED: TrialState.COMPLETED,
+    AttemptOutcome.CRASHED: TrialState.FAILED,
+    AttemptOutcome.HUNG: TrialState.FAILED,
+    AttemptOutcome.OUT_OF_MEMORY: TrialState.FAILED,
+    AttemptOutcome.BAD_CONFIGURATION: TrialState.FAILED,
+    AttemptOutcome.PREEMPTED: TrialState.PREEMPTED,
+    AttemptOutcome.INTERRUPTED: TrialState.PREEMPTED,
+    AttemptOutcome.LOST: TrialState.PREEMPTED,
+    AttemptOutcome.PRUNED: TrialState.PRUNED,
+    AttemptOutcome.BUDGET: TrialState.BUDGET_STOPPED,
+    AttemptOutcome.CANCELLED: TrialState.CANCELLED,
 }
-"""How an attempt ended, and what that makes of its trial, unless it is tried again. `lost`: its driver died, the
-attempt's own end is unknown. `failed` is what earlier versions wrote for the four kinds below it."""
+"""The state of a trial whose last attempt ended in this way, unless the trial is retried."""
 
 
 @dataclass
@@ -63,7 +62,8 @@ class AttemptRecord:
     lease_id: str
     started_ns: int
     from_step: int
-    outcome: str | None = None
+    outcome: AttemptOutcome | None = None
+    """None: the attempt runs, or its driver died."""
     message: str = ""
     ended_ns: int | None = None
 
@@ -148,8 +148,8 @@ class SweepRecord:
     """Trials that the search proposes in all; 0 where the whole plan was known."""
     gate: Mapping[str, Any] | None = None
     lease_ids: list[str] = field(default_factory=list)
-    ended: str | None = None
-    """How the last driver left it: `done`, `interrupted`, `failed`, `budget`; None while one is at work, or died."""
+    ended: DriverEnd | None = None
+    """How the last driver ended; None while a driver is at work, or where it died."""
     ended_ns: int | None = None
     last_ns: int = 0
     """Of the newest event."""
@@ -192,7 +192,7 @@ class SweepRecord:
             ValueError: an event of a kind this version does not know; a newer version wrote it.
         """
         self.read_up_to = event.sequence
-        if event.kind in (WORDS, ONE_WORD):
+        if event.kind == WORDS:
             for said in words_in(event):
                 self.hear(said, said.message)
             return
@@ -245,8 +245,8 @@ class SweepRecord:
         trial, command = self.trials[body["trial_id"]], message_from_json(body["command"])
         if isinstance(command, SetLr):
             trial.lr_told[body.get("step", trial.summary.step)] = command.lr
-        if isinstance(command, Stop) and command.reason.startswith("pruned:"):
-            trial.pruned = command.reason.partition(":")[2].strip()
+        if isinstance(command, Stop) and command.kind is StopKind.PRUNED:
+            trial.pruned = command.text
 
     def _on_operator(self, body: Mapping[str, Any], at_ns: int) -> None:
         self.operator_commands += 1
@@ -263,7 +263,8 @@ class SweepRecord:
 
     def _on_attempt_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
         attempt = self.trials[body["trial_id"]].attempts[-1]
-        attempt.outcome, attempt.message, attempt.ended_ns = body["outcome"], body["message"], at_ns
+        attempt.outcome = AttemptOutcome(body["outcome"])
+        attempt.message, attempt.ended_ns = body["message"], at_ns
 
     def _on_retry(self, body: Mapping[str, Any], at_ns: int) -> None:
         trial = self.trials[body["trial_id"]]
@@ -283,4 +284,4 @@ class SweepRecord:
         pass
 
     def _on_driver_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self.ended, self.ended_ns = body["how"], at_ns
+        self.ended, self.ended_ns = DriverEnd(body["how"]), at_ns

@@ -13,7 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Mean, QuestionResult, Started, StepReport
+from rl.spec import (
+    CheckpointWritten,
+    EvalReport,
+    Event,
+    Finished,
+    Mean,
+    QuestionResult,
+    Started,
+    StepReport,
+    mean_accuracy,
+)
 
 WINDOW_STEPS = 5
 """The last steps that the learning-rate rule judges by."""
@@ -74,9 +84,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float | None:
-        """Mean over questions of the share of right samples."""
-        shares = [c / n for c, n in zip(self.correct, self.samples, strict=True) if n]
-        return sum(shares) / len(shares) if shares else None
+        return mean_accuracy(self.results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +185,7 @@ class TrialSummary:
             self.first_evaluation = evaluation
         else:
             self.last_evaluation = evaluation
-        self.accuracies += (Accuracy(report.step, evaluation.accuracy),)
+        self.accuracies += (Accuracy(report.step, report.accuracy),)
         self.evaluation_wall_ns += report.wall_ns
 
 

@@ -17,8 +17,10 @@ from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.records import IntegrityError, LeaseState
 from cost.reports.unaccounted import LEFT
+from rl.spec import Stop, StopKind
 from sweeps.config.text_values import ReleaseMethod
 from sweeps.config.types import ConfigError, MachineConfig, SweepConfig
+from sweeps.journal.events import DriverEnd
 from sweeps.machines.metadata import ec2_instance_id
 
 COMMAND_SECONDS = 1800.0
@@ -79,18 +81,19 @@ def is_real(cfg: SweepConfig) -> bool:
     return cfg.trainer.name != "simulated"
 
 
-def goes(cfg: SweepConfig, how: str, why: str) -> bool:
-    """Whether the machine shall go after a sweep that ended in this way.
+_MACHINE_STAYS = frozenset({StopKind.INTERRUPTED, StopKind.TERMINATED, StopKind.MACHINE_TAKEN})
+"""A person at the terminal may want to look at the machine; the others mean that somebody else ends it."""
 
-    Not where a person broke it off, who may want to look, nor where its provider takes it away itself.
-    """
-    stays = how == "interrupted" and (why == "interrupted" or why.startswith("preempted"))
+
+def goes(cfg: SweepConfig, end: DriverEnd, stop: Stop | None) -> bool:
+    """Whether the machine is released after a driver that ended in this way. `stop`: why the sweep stopped early."""
+    stays = end is DriverEnd.INTERRUPTED and stop is not None and stop.kind in _MACHINE_STAYS
     return bool(cfg.machine.down) and is_real(cfg) and not stays
 
 
-def is_taken(why: str) -> bool:
-    """Whether a sweep ended because the machine's provider takes it away."""
-    return why.startswith("preempted: notice")
+def is_taken(stop: Stop | None) -> bool:
+    """Whether the sweep stopped because the machine's provider takes the machine back."""
+    return stop is not None and stop.kind is StopKind.MACHINE_TAKEN
 
 
 def undo_up(machine: MachineConfig, per_hour: str) -> str:

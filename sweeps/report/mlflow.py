@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from rl.codec import from_json
 from rl.spec import EvalReport, Started, StepReport
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import OUTCOME_STATES, TrialState, sweep_events
 from sweeps.journal.messages import RecordedMessage, words_in
-from sweeps.journal.metrics import eval_accuracy, step_metrics
+from sweeps.journal.metrics import step_metrics
 from sweeps.planning.plan import PlannedTrial
 
 if TYPE_CHECKING:
@@ -166,11 +167,11 @@ class Delivery:
                 run_id = self._runs[body["trial_id"]]
                 self._client.update_run(run_id, "RUNNING")
                 self._client.set_tag(run_id, "attempts", str(body["attempt"]))
-            case "message" | "messages":
+            case "messages":
                 for said in words_in(event):
                     self._message(said, metrics)
             case "attempt_ended":
-                run_id, state = self._runs[body["trial_id"]], OUTCOME_STATES[body["outcome"]]
+                run_id, state = self._runs[body["trial_id"]], OUTCOME_STATES[AttemptOutcome(body["outcome"])]
                 self._flush(run_id, metrics)
                 self._client.set_tag(run_id, "state", str(state))
                 if body["message"]:
@@ -217,7 +218,7 @@ class Delivery:
             case StepReport(replay=False) as report:
                 self._add(run_id, step_metrics(report, self._cards.get(trial_id, 1)), report.step, at_ms, metrics)
             case EvalReport() as report:
-                accuracy = eval_accuracy(report)
+                accuracy = report.accuracy
                 if accuracy is not None and report.step not in self._evaluated_steps(run_id):
                     self._evaluated_steps(run_id).add(report.step)
                     self._add(run_id, {"eval_acc": accuracy}, report.step, at_ms, metrics)

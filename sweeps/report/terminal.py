@@ -22,7 +22,6 @@ from rl.tasks.evaluation import average_at_k
 from sweeps.config.types import SweepConfig
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
-from sweeps.journal.metrics import eval_accuracy
 from sweeps.journal.trial_summary import Evaluation, TrialSummary
 from sweeps.planning.plan import Plan
 from sweeps.planning.space import DIGITS, Axis, with_values
@@ -175,7 +174,7 @@ class LiveView:
         if isinstance(message, Started):
             return f"{head} started on {message.device} with {message.engine}, {message.parameters:,} parameters"
         if isinstance(message, EvalReport):
-            return f"{head} evaluation at step {message.step}: acc {number(eval_accuracy(message))}"
+            return f"{head} evaluation at step {message.step}: acc {number(message.accuracy)}"
         if isinstance(message, CheckpointWritten):
             return f"{head} checkpoint at step {message.step} ({message.size_bytes / 1e6:.0f} MB)"
         attempt = trial.attempts[-1] if trial.attempts else None

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from cost.money import Money
+from rl.codec import message_from_json
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import OUTCOME_STATES, SweepRecord, TrialState
 from sweeps.journal.messages import SUMMARY, words_in
 
@@ -36,6 +38,8 @@ class TimelineRow:
     text: str
     money: str = ""
     """What it cost, or had cost by then; empty where the event says nothing of money."""
+    style: str = ""
+    """A colour for what a person looks for first."""
 
 
 class Costs:
@@ -95,7 +99,8 @@ def story(events: Iterable[StoredEvent], costs: Costs | None = None) -> Iterator
             said = True
             yield TimelineRow(word.at_ns, "message", _said(f"{word.trial_id}/{word.attempt}", word.body))
         if not said and event.kind != SUMMARY:
-            yield TimelineRow(event.at_ns, event.kind, told(event.kind, event.body), _money(event, costs))
+            text, money, style = told(event.kind, event.body), _money(event, costs), _style(event.kind, event.body)
+            yield TimelineRow(event.at_ns, event.kind, text, money, style)
 
 
 def still_running(record: SweepRecord, costs: Costs, now_ns: int) -> Iterator[TimelineRow]:
@@ -169,38 +174,41 @@ def _money(event: StoredEvent, costs: Costs | None) -> str:
     return ""
 
 
-def style_of(line: TimelineRow) -> str:
-    """A colour for what a person looks for first."""
-    if line.kind == "warning" or "STILL HELD" in line.text:
-        return "yellow"
-    if line.kind == "attempt_ended":
-        outcome = line.text.split(" ")[1].rstrip(":")
-        return {"COMPLETED": "green", "FAILED": "red"}.get(str(OUTCOME_STATES.get(outcome, "")), "yellow")
-    if line.kind == "gate":
-        return "red" if "closed" in line.text else "green"
-    return ""
+def _style(kind: str, body: Mapping[str, Any]) -> str:
+    match kind:
+        case "attempt_ended":
+            state = OUTCOME_STATES[AttemptOutcome(body["outcome"])]
+            return {TrialState.COMPLETED: "green", TrialState.FAILED: "red"}.get(state, "yellow")
+        case "gate":
+            return "green" if body["open"] else "red"
+        case "released":
+            return "" if body["released"] else "yellow"
+        case "warning":
+            return "yellow"
+        case _:
+            return ""
 
 
 def _said(who: str, message: Mapping[str, Any]) -> str:
     step = f" step {message['step']}" if "step" in message else ""
-    match message["kind"]:
+    match message["type"]:
         case "started":
             return f"{who} ready after{step}"
         case "step":
             return f"{who} did{step}" + (" again" if message["replay"] else "")
         case "eval":
-            shares = [r["correct"] / r["samples"] for r in message["results"] if r["samples"]]
-            acc = f": acc {sum(shares) / len(shares):.3f}" if shares else ""
+            accuracy = message_from_json(message).accuracy
+            acc = "" if accuracy is None else f": acc {accuracy:.3f}"
             return f"{who} evaluated after{step}{acc}"
         case kind:
             return f"{who} {kind}{step}"
 
 
 def _command(command: Mapping[str, Any]) -> str:
-    match command["kind"]:
+    match command["type"]:
         case "set_lr":
             return f"lr {command['lr']:.3g}"
         case "stop":
-            return f"stop ({command['reason']})"
+            return f"stop ({command['kind']}: {command['text']})" if command["text"] else f"stop ({command['kind']})"
         case _:
             return json.dumps(command)

@@ -22,7 +22,7 @@ from cost.money import Money
 from cost.prices.billing import charge, rule_for, total
 from cost.prices.book import hourly, pico_per_hour
 from cost.records import Lease, UsageKey
-from rl.spec import Stop
+from rl.spec import Stop, StopKind
 from sweeps.config.types import SweepConfig
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import SweepRecord, TrialRecord
@@ -66,7 +66,7 @@ class BudgetController:
         self.tell: Callable[[str], None] = lambda _: None
         """Where warnings go."""
         self.over: str | None = None
-        """Why the sweep must stop, as a reason of `rl.spec.Stop`; None: it need not."""
+        """Why the sweep must stop; None: it may go on."""
         self._limits = SweepLimits(cfg, ledger, record.sweep_id, pricing)
         self.notes = self._limits.notes
         """The exchange rates by which limits in other currencies are held, in words."""
@@ -174,7 +174,7 @@ class BudgetController:
     def verdict(self, trial_id: str) -> Stop | None:
         """What an attempt that runs must be told; None: it may go on."""
         reason = self._too_dear.get(trial_id) or self._denied.get(trial_id) or self._paused
-        return Stop(f"budget: {reason}") if reason else None
+        return Stop(StopKind.BUDGET, reason) if reason else None
 
     def goes_on(self, trial_id: str) -> bool:
         """Whether a trial that its budget stopped shall go on within this sweep, once there is room."""
@@ -220,14 +220,14 @@ class BudgetController:
         """Nothing runs, and none of these, all that wait, can be started."""
         may_go_on = [t for t in left if not self._limits.trial_reached(t.trial_id, None)]
         if not may_go_on:  # no wait would help
-            self.over = f"budget: no trial that is left fits: {self._limits.trial_reached(left[0].trial_id, None)}"
+            self.over = f"no trial that is left fits: {self._limits.trial_reached(left[0].trial_id, None)}"
             return
         self._reach(f"no trial that is left fits: {self._lacks(self._bound(may_go_on[0]))}")
 
     def _reach(self, why: str) -> None:
         """A limit is reached, or has no room for anything that is left."""
         if self._cfg.budget.at_limit == "stop":
-            self.over = f"budget: {why}"
+            self.over = why
             return
         self._paused = why
         self.tell(

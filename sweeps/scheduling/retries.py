@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sweeps.config.types import RetryConfig
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import TrialRecord
 
 LONGEST_BACKOFF_SECONDS = 600.0
@@ -25,7 +26,9 @@ class Retry:
     """None: as the last attempt."""
 
 
-def retry_after(trial: TrialRecord, outcome: str, policy: RetryConfig, micro_batch_tokens: int) -> Retry | None:
+def retry_after(
+    trial: TrialRecord, outcome: AttemptOutcome, policy: RetryConfig, micro_batch_tokens: int
+) -> Retry | None:
     """What to do after an attempt that ended in `outcome`; None: nothing more.
 
     Being preempted is not the trial's fault and does not count. A crash waits `backoff_seconds`, and twice as long
@@ -38,23 +41,23 @@ def retry_after(trial: TrialRecord, outcome: str, policy: RetryConfig, micro_bat
     """
     before = [a.outcome for a in trial.attempts[trial.attempts_forgiven : -1]]
     match outcome:
-        case "preempted":
-            times = before.count("preempted")
+        case AttemptOutcome.PREEMPTED:
+            times = before.count(AttemptOutcome.PREEMPTED)
             if policy.preemptions is not None and times >= policy.preemptions:
                 return None
             return Retry(0.0, "preempted: that is not its failure")
-        case "crashed":
-            times = before.count("crashed")
+        case AttemptOutcome.CRASHED:
+            times = before.count(AttemptOutcome.CRASHED)
             if times >= policy.crashes:
                 return None
             wait = min(policy.backoff_seconds * 2**times, LONGEST_BACKOFF_SECONDS)
             return Retry(wait, f"crashed: retry {times + 1} of {policy.crashes}")
-        case "hung":
-            times = before.count("hung")
+        case AttemptOutcome.HUNG:
+            times = before.count(AttemptOutcome.HUNG)
             return Retry(0.0, f"hung: retry {times + 1} of {policy.hangs}") if times < policy.hangs else None
-        case "out_of_memory":
+        case AttemptOutcome.OUT_OF_MEMORY:
             smaller = micro_batch_tokens // 2
-            if before.count("out_of_memory") >= policy.out_of_memory or smaller < LEAST_MICRO_BATCH_TOKENS:
+            if before.count(AttemptOutcome.OUT_OF_MEMORY) >= policy.out_of_memory or smaller < LEAST_MICRO_BATCH_TOKENS:
                 return None
             reason = f"out of memory: again with trainer.micro_batch_tokens={smaller}, which gives the same loss"
             return Retry(0.0, reason, smaller)

@@ -23,7 +23,6 @@ from rl.spec import CheckpointWritten, EvalReport
 from sweeps.config.types import StorageConfig
 from sweeps.journal.journal import Journal, SweepRecord, sweep_events
 from sweeps.journal.messages import RecordedMessage, words_in
-from sweeps.journal.metrics import eval_accuracy
 from sweeps.storage import s3_checkpoints
 from sweeps.storage.s3_checkpoints import MANIFEST, CheckpointId, Place, Retention
 
@@ -140,7 +139,7 @@ class Delivery:
         for event in sweep_events(ledger, self._place.sweep_id, after=self._cursor):
             self._cursor = event.sequence
             for said in words_in(event):
-                if said.body["kind"] in (CheckpointWritten.kind, EvalReport.kind):
+                if said.body["type"] in (CheckpointWritten.type, EvalReport.type):
                     self._hear(said)
                     news = True
         return news
@@ -151,7 +150,7 @@ class Delivery:
         if isinstance(message, CheckpointWritten):
             ident = CheckpointId(said.attempt, said.sequence, message.step)
             trial.reported[ident] = Reported(ident, Path(message.path), message.size_bytes)
-        elif isinstance(message, EvalReport) and (accuracy := eval_accuracy(message)) is not None:
+        elif isinstance(message, EvalReport) and (accuracy := message.accuracy) is not None:
             trial.accuracy[message.step] = accuracy
 
     def _there(self, trial_id: str) -> set[CheckpointId]:

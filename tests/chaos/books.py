@@ -172,13 +172,13 @@ def _reports(ledger: Ledger, record: SweepRecord) -> Iterator[str]:
     step: dict[str, Mapping[str, Any]] = {}
     for event in sweep_events(ledger, record.sweep_id):
         for said in words_in(event):
-            if said.body["kind"] == "step":
+            if said.body["type"] == "step":
                 step[said.trial_id] = said.body
                 if not said.body["replay"]:
                     new[said.trial_id, said.body["step"]] += 1
         if event.kind == "warning" and "is gone" in event.body["text"]:
             yield event.body["text"]
-        elif event.kind == "command" and event.body["command"]["kind"] == "set_lr":
+        elif event.kind == "command" and event.body["command"]["type"] == "set_lr":
             before = step[event.body["trial_id"]]
             if event.body["command"]["lr"] > before["lr"]:
                 raised[event.body["trial_id"]].add(before["step"])

@@ -44,10 +44,10 @@ def early(plan: Plan, cfg: SweepConfig, record: SweepRecord, events: Iterable[St
     told: set[str] = set()
     due: dict[str, int] = {}
     for event in events:
-        if event.kind == "command" and event.body["command"]["kind"] == "stop":
+        if event.kind == "command" and event.body["command"]["type"] == "stop":
             trial_id = event.body["trial_id"]
             if due.pop(trial_id, None) is None:
-                yield f"{trial_id} was ended early, and no rule asks for it: {event.body['command']['reason']}"
+                yield f"{trial_id} was ended early, and no rule asks for it: {event.body['command']['text']}"
             told.add(trial_id)
             continue
         for trial_id, step in due.items():

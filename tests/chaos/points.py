@@ -159,10 +159,10 @@ class _WitnessedHost:
         self._around("granted", lambda: self._host.on_granted(attempt))
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
-        said = {"trial": attempt.trial_id, "attempt": attempt.number, "kind": message.kind}
+        said = {"trial": attempt.trial_id, "attempt": attempt.number, "kind": message.type}
         step = getattr(message, "step", None)
         self._witness.write("said", **said, step=step)
-        command = self._around(message.kind, lambda: self._host.on_message(attempt, sequence, message))
+        command = self._around(message.type, lambda: self._host.on_message(attempt, sequence, message))
         if isinstance(message, CheckpointWritten):
             self._witness.write("heard", **said, step=step, checkpoint=Path(message.path).name)
         return command

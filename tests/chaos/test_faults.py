@@ -16,6 +16,7 @@ from cost.ledger import queries
 from cost.ledger.ledger import Ledger
 from rl.spec import Command, Event
 from sweeps.executors import Attempt
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import load, sweep_events
 from sweeps.journal.messages import NOT_DECIDED, words_in
 from sweeps.report.mlflow import Tracker
@@ -51,7 +52,7 @@ class TellingTwice:
         assert self._host.on_message(attempt, sequence, message) == answer
         return answer
 
-    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+    def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
         self._host.on_ended(attempt, outcome, message)
         self._host.on_ended(attempt, outcome, message)
 
@@ -61,7 +62,7 @@ class TellingTwice:
         self._host.on_granted(attempt)
         for sequence, message in self._said[str(attempt)]:
             self._host.on_message(attempt, sequence, message)
-        self._host.on_ended(attempt, "crashed", "told late")
+        self._host.on_ended(attempt, AttemptOutcome.CRASHED, "told late")
 
 
 @pytest.mark.parametrize(

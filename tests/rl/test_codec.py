@@ -8,6 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, Literal
 
 import pytest
@@ -36,6 +37,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(args[0]), max_size=3).map(tuple)
     if origin is Mapping:
         return st.dictionaries(st.text(max_size=5), values_of(args[1]), max_size=3)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from(list(hint))
     if dataclasses.is_dataclass(hint):
         return instances_of(typing.cast(type, hint))
     simple = {
@@ -75,7 +78,7 @@ def test_a_float_keeps_every_bit(number: float) -> None:
 
 def test_nanoseconds_beyond_a_double_stay_exact() -> None:
     ns = 2**63 + 1
-    event = spec.Finished(1, 1, True, "", {"train": ns})
+    event = spec.Finished(1, 1, None, {"train": ns})
     assert message_from_json(through_text(event)).phase_card_ns["train"] == ns
 
 
@@ -100,18 +103,19 @@ def test_a_whole_number_is_taken_where_a_float_is_due() -> None:
     assert isinstance(lr, float)
 
 
-GOOD_STOP = {"kind": "stop", "reason": "enough"}
+GOOD_STOP = {"type": "stop", "kind": "pruned", "text": "enough"}
 GOOD_CHECKPOINT = to_json(spec.CheckpointWritten(1, "/c", 10, 5, {"checkpoint": 5}))
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({**GOOD_STOP, "kind": "halt"}, "unknown kind of message 'halt'; known: .*stop"),
-        ({"reason": "enough"}, "unknown kind of message None"),
-        ({"kind": "stop"}, "Stop.reason is missing"),
-        ({**GOOD_STOP, "why": "x"}, "Stop has no key 'why'; it has: reason"),
-        ({**GOOD_STOP, "reason": 3}, "Stop.reason=3 should be of type str"),
+        ({**GOOD_STOP, "type": "halt"}, "unknown type of message 'halt'; known: .*stop"),
+        ({"kind": "pruned"}, "unknown type of message None"),
+        ({"type": "stop"}, "Stop.kind is missing"),
+        ({**GOOD_STOP, "why": "x"}, "Stop has no key 'why'; it has: kind, text"),
+        ({**GOOD_STOP, "text": 3}, "Stop.text=3 should be of type str"),
+        ({**GOOD_STOP, "kind": "tired"}, "Stop.kind='tired' is not one of 'interrupted', .*'pruned'"),
         ({**GOOD_CHECKPOINT, "step": True}, "CheckpointWritten.step=True should be of type int"),
         ({**GOOD_CHECKPOINT, "step": 1.0}, "CheckpointWritten.step=1.0 should be of type int"),
         ({**GOOD_CHECKPOINT, "phase_card_ns": {"train": "5"}}, r"phase_card_ns.train='5' should be of type int"),

@@ -32,6 +32,7 @@ from rl.spec import (
     Started,
     StepReport,
     Stop,
+    StopKind,
     TaskSpec,
     Trainer,
     TrainerSpec,
@@ -40,6 +41,7 @@ from rl.spec import (
 from rl.trainers import create
 
 STEPS = 4
+ENOUGH = Stop(StopKind.INTERRUPTED, "enough")
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
@@ -230,21 +232,21 @@ def test_another_seed_gives_other_rollouts(bench: Bench, tmp_path: Path) -> None
 def test_stop_is_answered_with_a_checkpoint_and_finished_whenever_it_comes(
     bench: Bench, tmp_path: Path, moment: type
 ) -> None:
-    events = list(bench.run(bench.spec(tmp_path), answer=lambda e: Stop("enough") if isinstance(e, moment) else None))
+    events = list(bench.run(bench.spec(tmp_path), answer=lambda e: ENOUGH if isinstance(e, moment) else None))
     stopped_at = next(i for i, e in enumerate(events) if isinstance(e, moment))
     assert [type(e) for e in events[stopped_at + 1 :]] in ([CheckpointWritten, Finished], [Finished])
     *_, checkpoint = (e for e in events if isinstance(e, CheckpointWritten))
     finished = events[-1]
     assert isinstance(finished, Finished)
     assert not finished.completed
-    assert finished.reason == "enough"
+    assert finished.stopped == ENOUGH
     assert finished.step == checkpoint.step
     assert Path(checkpoint.path).is_dir()
 
 
 def test_after_a_stop_the_next_attempt_goes_on_to_the_same_end(bench: Bench, tmp_path: Path) -> None:
     def stop_at_three(event: Event) -> Command | None:
-        return Stop("enough") if isinstance(event, StepReport) and event.step == 3 else None
+        return ENOUGH if isinstance(event, StepReport) and event.step == 3 else None
 
     spec = bench.spec(tmp_path)
     first = list(bench.run(spec, answer=stop_at_three))

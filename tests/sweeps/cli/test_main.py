@@ -18,6 +18,7 @@ from sweeps.config.build import ConfigError, compose
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
 from sweeps.driver.resume import earlier_sweeps, end_lost_attempts_of_all, held_sweep, to_go_on_with
+from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 from sweeps.journal.journal import Journal, TrialState, load
 from sweeps.planning.plan import make_plan
 from tests.sweeps.in_process import Silent, a_sweep
@@ -53,7 +54,7 @@ def test_a_running_trial_that_is_given_up_is_stopped_at_its_next_word(tmp_path):
     steps = sweep.executor._trainer.run(attempt.spec, None)
     command = sweep.host.on_message(attempt, 0, next(steps))
     assert isinstance(command, Stop)
-    sweep.host.on_ended(attempt, command.reason, "")
+    sweep.host.on_ended(attempt, STOP_OUTCOMES[command.kind], command.text)
     sweep.host.on_released(attempt, True)
     assert sweep.journal.record.trials[running].state is TrialState.CANCELLED
     assert sweep.ledger.usages()[0].outcome == "CANCELLED"
@@ -68,8 +69,8 @@ def test_a_sweep_that_somebody_stops_can_go_on(tmp_path):
     record = sweep.journal.record
     assert next(t.state for t in record.trials.values()) is TrialState.PREEMPTED
     assert len(record.unfinished) == 3
-    told = [e.body["command"]["reason"] for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "command"]
-    assert set(told) == {"interrupted: asked for"}
+    commands = [e.body["command"] for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "command"]
+    assert {(c["kind"], c["text"]) for c in commands} == {("requested", "asked for")}
 
 
 def test_a_sweep_whose_driver_died_is_lost_and_cannot_be_stopped(tmp_path):
@@ -205,7 +206,7 @@ def test_a_learning_rate_that_was_moved_is_moved_again_at_the_same_step_after_a_
             assert isinstance(message, StepReport)
             moved[message.step] = command.lr
             break
-    sweep.host.on_ended(attempt, "lost", "killed")
+    sweep.host.on_ended(attempt, AttemptOutcome.LOST, "killed")
     sweep.host.on_released(attempt, True)
     journal = Journal(sweep.ledger, "smoke-test-1")
     again = SweepController(

@@ -7,8 +7,10 @@ from decimal import Decimal
 
 import pytest
 
+from rl.spec import Stop, StopKind
 from rl.trainers.simulated import SimulatedTrainer
 from sweeps.executors.in_process import InProcessExecutor
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import TrialState, load
 from sweeps.protocol.gates import metric_gate
 from tests.sweeps.in_process import a_sweep
@@ -146,9 +148,9 @@ def test_preemptions_are_limited_only_where_somebody_limits_them(tmp_path):
 def test_a_raised_rate_is_a_command_in_the_journal_and_happens_once(tmp_path):
     sweep = a_sweep(tmp_path, "search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]").run()
     told = [e.body["command"] for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "command"]
-    raises = [c for c in told if c["kind"] == "set_lr" and c["lr"] > sweep.cfg.algorithm.lr]
+    raises = [c for c in told if c["type"] == "set_lr" and c["lr"] > sweep.cfg.algorithm.lr]
     assert len(raises) <= 1
-    assert all(c["kind"] == "set_lr" for c in told)
+    assert all(c["type"] == "set_lr" for c in told)
 
 
 def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(tmp_path):
@@ -156,8 +158,8 @@ def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(t
     attempt = sweep.host.next_attempt()
     assert attempt is not None
     sweep.host.on_granted(attempt)
-    sweep.host.stop("interrupted")
-    sweep.host.abandon("interrupted", "ended by the sweep")
+    sweep.host.stop(Stop(StopKind.INTERRUPTED))
+    sweep.host.abandon(AttemptOutcome.INTERRUPTED, "ended by the sweep")
     assert next(t.state for t in sweep.journal.record.trials.values()) is TrialState.PREEMPTED
     assert all(u.to_ns is not None for u in sweep.ledger.usages())
     assert sweep.host.done()

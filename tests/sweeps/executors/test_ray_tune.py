@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from cost.records import StoreError
-from rl.spec import CheckpointWritten, Command, Continue, Event, Finished, SetLr, Started, StepReport, Stop
+from rl.spec import CheckpointWritten, Command, Continue, Event, Finished, SetLr, Started, StepReport, Stop, StopKind
 from sweeps.config.build import compose
 from sweeps.executors import Attempt, ray_tune
 from sweeps.executors.processes import Family
 from sweeps.executors.ray_tune import AttemptActor
+from sweeps.journal.events import AttemptOutcome
 from sweeps.planning.plan import make_plan, trial_spec
 
 
@@ -28,7 +29,7 @@ class Recorder:
         self.waiting, self.answers = list(attempts), answers or {}
         self.live: set[str] = set()
         self.messages: dict[str, list[Event]] = {}
-        self.ended: dict[str, tuple[str, str]] = {}
+        self.ended: dict[str, tuple[AttemptOutcome, str]] = {}
         self.released: dict[str, bool] = {}
         self.granted: list[str] = []
         self.cards: list[int] = []
@@ -56,7 +57,7 @@ class Recorder:
         step = message.step if isinstance(message, StepReport) else 0
         return self.answers.get((attempt.trial_id, step), Continue()) if step else Continue()
 
-    def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+    def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
         assert str(attempt) not in self.ended
         self.ended[str(attempt)] = (outcome, message)
         self.live.remove(str(attempt))
@@ -99,7 +100,7 @@ def test_every_word_arrives_in_order_and_commands_are_heard_before_the_next_step
     first, second, third = all_attempts
     host = Recorder(
         all_attempts,
-        {(first.trial_id, 2): SetLr(7e-7), (second.trial_id, 3): Stop("budget: enough")},
+        {(first.trial_id, 2): SetLr(7e-7), (second.trial_id, 3): Stop(StopKind.BUDGET, "enough")},
     )
     ray_of_one_card.run(host)
     said = host.messages[str(first)]
@@ -110,7 +111,7 @@ def test_every_word_arrives_in_order_and_commands_are_heard_before_the_next_step
     assert rates[2:] == pytest.approx([7e-7] * 3)
     assert isinstance(said[-1], Finished)
     assert host.ended[str(first)] == ("completed", "")
-    assert host.ended[str(second)][0] == "budget: enough"
+    assert host.ended[str(second)] == ("budget", "enough")
     stopped = host.messages[str(second)]
     assert [m.step for m in stopped if isinstance(m, StepReport)] == [1, 2, 3]
     assert any(isinstance(m, CheckpointWritten) for m in stopped)
@@ -183,7 +184,7 @@ def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_on
                 silence(2.0)  # not before: a busy machine takes its time to start a process
             return super().on_message(attempt, sequence, message)
 
-        def on_ended(self, attempt: Attempt, outcome: str, message: str) -> None:
+        def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
             silence(1800.0)
             super().on_ended(attempt, outcome, message)
 
@@ -191,7 +192,7 @@ def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_on
     ray_of_one_card.run(host)
     outcome, message = host.ended[str(hangs[0])]
     assert outcome == "hung"
-    assert "no word for 2 s" in message
+    assert "no message for 2 s" in message
     assert host.ended[str(other[0])][0] == "completed"
     assert host.released == {str(a): True for a in hangs + other}
     assert not psutil.pid_exists(pids[0])
@@ -208,7 +209,7 @@ def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begi
 
         def step(self):
             said = super().step()
-            if said.get("message", {}).get("kind") == "started":
+            if said.get("message", {}).get("type") == "started":
                 alive = [int(p.name) for p in notes.iterdir() if psutil.pid_exists(int(p.name))]
                 assert not alive, f"children of the trial before are still there: {alive}"
                 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -261,7 +262,7 @@ def test_a_process_that_cannot_be_ended_is_told_of_and_its_card_is_not_handed_ou
     assert host.released[str(first)] is False
     assert host.cards == [0]
     assert str(second) not in host.messages
-    assert host.ended.get(str(second), ("preempted", ""))[0] == "preempted"
+    assert host.ended.get(str(second), (AttemptOutcome.PREEMPTED, ""))[0] == "preempted"
 
 
 def test_closing_leaves_no_process_behind(ray_of_one_card):

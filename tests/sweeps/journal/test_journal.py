@@ -13,13 +13,13 @@ from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
 from cost.records import DIED, IntegrityError, NewEvent
 from rl.spec import CheckpointWritten, Started
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import LONGEST_WAIT_NS, MOST_WORDS, Journal, TrialState, load, replay, sweep_events
-from sweeps.journal.messages import STREAM_PREFIX, SUMMARY, WORDS, as_event, reports, steps_of, word, words_in
+from sweeps.journal.messages import STREAM_PREFIX, SUMMARY, WORDS, as_event, word, words_in
 from tests.sweeps.in_process import Sweep, a_sweep
 from tests.sweeps.reports import a_step, an_evaluation
 
 SWEEP = "smoke-test-1"
-OLD = Path(__file__).parent / "journal_of_version_1.json"
 SECOND_NS = 10**9
 
 
@@ -82,33 +82,6 @@ def test_every_way_of_reading_gives_the_same_state_at_every_moment(tmp_path, fau
             assert load(other, SWEEP) == replay(SWEEP, so_far)
 
 
-def test_a_journal_that_the_first_version_wrote_is_read_gone_on_with_and_tracked(tmp_path):
-    clock = FakeClock()
-    with Ledger.open(tmp_path / "ledger.db", clock) as ledger:
-        for row in json.loads(OLD.read_text().replace("FOLDER", str(tmp_path))):
-            clock.advance(row["at_ns"] - clock.utc)
-            ledger.append_event(STREAM_PREFIX + SWEEP, row["kind"], row["body"], row["key"])
-        journal = Journal(ledger, SWEEP)
-        record = journal.record
-        assert [t.state for t in record.trials.values()] == [TrialState.COMPLETED] * 2
-        for trial in record.trials.values():
-            assert [a.outcome for a in trial.attempts] == ["preempted", "completed"]
-            assert trial.summary.step == 4
-            assert [e.step for e in trial.summary.accuracies] == [0, 4]
-            assert trial.checkpoint is not None
-            assert trial.checkpoint.step == 4
-            steps = steps_of(ledger, SWEEP, trial.trial_id)
-            assert sorted(steps) == [1, 2, 3, 4]
-            assert [n for n, step in steps.items() if step.replay] == [3]
-        first = next(iter(record.trials))
-        journal.append("attempt_started", {"trial_id": first, "attempt": 3, "lease_id": "l", "from_step": 4}, "new")
-        journal.message(first, 3, 0, a_step(5))
-        journal.attempt_ended(first, 3, "lost", "")
-        assert load(ledger, SWEEP) == replay(SWEEP, sweep_events(ledger, SWEEP)) == record
-        assert record.trials[first].summary.step == 5
-        assert sorted(reports(ledger, SWEEP)[first].steps) == [1, 2, 3, 4, 5]
-
-
 def test_words_wait_for_a_second_or_for_many_and_no_longer(running):
     host, attempt = running.host, the_attempt(running)
     started = Started(0, 0, 1, "simulated", "simulated", 1, 1, 1, 1, {})
@@ -134,7 +107,7 @@ def test_what_a_trainer_deletes_by_or_a_person_sees_is_on_the_books_before_the_a
     host.on_message(attempt, 2, an_evaluation(1, correct=3))
     assert on_disk(running).trials[attempt.trial_id].summary.acc == 3 / 64
     host.on_message(attempt, 3, a_step(2))
-    host.on_ended(attempt, "completed", "")
+    host.on_ended(attempt, AttemptOutcome.COMPLETED, "")
     known = on_disk(running).trials[attempt.trial_id]
     assert (known.state, known.summary.step) == (TrialState.COMPLETED, 2)
 
@@ -194,7 +167,7 @@ def test_work_after_the_last_checkpoint_is_known_to_the_nanosecond(tmp_path):
     said = [w for e in sweep_events(sweep.ledger, SWEEP) for w in words_in(e)]
     for number, usage in usages.items():
         mine = [w for w in said if (w.trial_id, w.attempt) == (usage.key.trial_id, usage.key.attempt)]
-        last = max((i for i, w in enumerate(mine) if w.body["kind"] == "checkpoint"), default=-1)
+        last = max((i for i, w in enumerate(mine) if w.body["type"] == "checkpoint"), default=-1)
         for words, found in [(mine, totals[number]), (mine[last + 1 :], after.get(number))]:
             if found is not None:
                 assert sum(found.values()) == sum(sum(w.body["phase_card_ns"].values()) for w in words)

@@ -152,7 +152,7 @@ def test_sigterm_lets_trials_write_a_checkpoint_too(tmp_path, tracking, monkeypa
     monkeypatch.setattr(SweepController, "on_message", terminated)
     typed = ["+stage=smoke", "trainer=simulated", "search.prompts_per_step=[2]", f"paths.root={tmp_path}", tracking]
     assert run(compose(typed)) == 130
-    assert "Stopping (preempted: SIGTERM)" in capsys.readouterr().out
+    assert "Stopping (the driver received SIGTERM)" in capsys.readouterr().out
     with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
         (trial,) = load(ledger, sweep_ids(ledger)[0]).trials.values()
         assert [state.how for state in ledger.leases()] == ["interrupted"]
@@ -170,5 +170,5 @@ def test_a_machine_with_nothing_to_do_for_max_idle_stops_the_sweep(tmp_path):
     )
     sweep.run()
     assert sweep.host.stopped is not None
-    assert "nothing has run for machine.max_idle=5m" in sweep.host.stopped.reason
+    assert "nothing has run for machine.max_idle=5m" in sweep.host.stopped.text
     assert len(sweep.journal.record.unfinished) == 3

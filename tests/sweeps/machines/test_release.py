@@ -14,9 +14,11 @@ from botocore.stub import Stubber
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.records import UsageKey
+from rl.spec import Stop, StopKind
 from sweeps.config.build import ConfigError, compose
 from sweeps.config.text_values import ReleaseMethod
 from sweeps.config.types import MachineConfig
+from sweeps.journal.events import DriverEnd
 from sweeps.machines import release
 from sweeps.machines.machine import find_price, hold_machine
 from tests.e2e.test_sweep_command import module
@@ -160,22 +162,28 @@ def test_a_refusal_of_the_provider_leaves_the_lease_open(held):
 
 
 @pytest.mark.parametrize(
-    ("how", "why", "expected"),
+    ("end", "kind", "expected"),
     [
-        ("done", "", True),
-        ("budget", "budget: budget.sweep_limit=1 USD is spent", True),
-        ("failed", "", True),
-        ("interrupted", "interrupted: nothing has run for machine.max_idle=30m", True),
-        ("interrupted", "interrupted", False),
-        ("interrupted", "preempted: notice: EC2 will terminate this instance", False),
+        (DriverEnd.DONE, None, True),
+        (DriverEnd.BUDGET, StopKind.BUDGET, True),
+        (DriverEnd.FAILED, None, True),
+        (DriverEnd.INTERRUPTED, StopKind.IDLE, True),
+        (DriverEnd.INTERRUPTED, StopKind.REQUESTED, True),
+        (DriverEnd.INTERRUPTED, StopKind.NO_CARDS, True),
+        (DriverEnd.INTERRUPTED, StopKind.INTERRUPTED, False),
+        (DriverEnd.INTERRUPTED, StopKind.TERMINATED, False),
+        (DriverEnd.INTERRUPTED, StopKind.MACHINE_TAKEN, False),
     ],
 )
-def test_the_machine_goes_after_every_end_but_a_persons_and_its_providers(how: str, why: str, expected: bool):
+def test_the_machine_goes_after_every_end_but_a_persons_and_its_providers(
+    end: DriverEnd, kind: StopKind | None, expected: bool
+):
+    stop = None if kind is None else Stop(kind, "why")
     down = 'machine.down="touch /gone"'
     cfg = compose(["+stage=smoke", down])
-    assert release.goes(cfg, how, why) is expected
-    assert release.goes(compose(["+stage=smoke", down, "trainer=simulated"]), how, why) is False
-    assert release.goes(compose(["+stage=smoke"]), how, why) is False
+    assert release.goes(cfg, end, stop) is expected
+    assert release.goes(compose(["+stage=smoke", down, "trainer=simulated"]), end, stop) is False
+    assert release.goes(compose(["+stage=smoke"]), end, stop) is False
 
 
 def test_without_down_a_rented_machine_is_told_with_its_price_and_own_hardware_is_not(held):

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from sweeps.config.types import GateConfig
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
 from sweeps.planning.plan import PlannedTrial
 from sweeps.protocol.gates import Verdict, metric_gate
@@ -15,7 +16,9 @@ from tests.sweeps.reports import a_step, an_evaluation
 STEPS = 5
 
 
-def a_record(outcome: str = "completed", *, correct_after: int = 30, done: int = STEPS, **step_settings) -> SweepRecord:
+def a_record(
+    outcome: AttemptOutcome = AttemptOutcome.COMPLETED, *, correct_after: int = 30, done: int = STEPS, **step_settings
+) -> SweepRecord:
     planned = PlannedTrial("trial0", 2, 8, 0, 1e-5, "hold", ("hold",), adaptive_lr=False)
     trial = TrialRecord(planned, attempts=[AttemptRecord(1, "lease", 0, 0, outcome)])
     steps = [a_step(n, **step_settings) for n in range(1, done + 1)]
@@ -38,9 +41,9 @@ def test_healthy_curves_open_it():
     assert all(c.ok for c in verdict.checks)
 
 
-@pytest.mark.parametrize("outcome", ["failed", "preempted", "budget", "cancelled"])
+@pytest.mark.parametrize("outcome", ["crashed", "preempted", "budget", "cancelled"])
 def test_a_trial_that_did_not_finish_closes_it_and_is_named(outcome: str):
-    verdict = judge(a_record(outcome))
+    verdict = judge(a_record(AttemptOutcome(outcome)))
     assert closing(verdict) == ["all steps done"]
     assert "trial0" in verdict.checks[0].reason
 
@@ -93,7 +96,7 @@ def test_cards_still_held_close_it():
 
 
 def test_force_opens_it_and_keeps_the_reason_and_the_unhealthy_verdict():
-    verdict = judge(a_record("failed"), force="low, but ok")
+    verdict = judge(a_record(AttemptOutcome.CRASHED), force="low, but ok")
     assert verdict.open
     assert not verdict.healthy
     assert verdict.forced == "low, but ok"

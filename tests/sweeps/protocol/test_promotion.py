@@ -8,6 +8,7 @@ import pytest
 
 from sweeps.config.build import canonical, compose
 from sweeps.driver.driver import EXIT_GATE, EXIT_OK, run
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.promotion import promotion, recipe_hash
@@ -127,5 +128,5 @@ def test_a_stage_stands_on_the_recipes_that_a_search_tried_and_on_no_other():
     assert not any("temperature" in change for change in step.changes if not change.startswith("search."))
     assert "no smoke of this recipe" in a_step([record], "+stage=single", "rollout.temperature=1.0").problem
     for trial in record.trials.values():
-        trial.pruned, trial.attempts = "it did poorly", [AttemptRecord(1, "lease-1", 0, 0, "pruned")]
+        trial.pruned, trial.attempts = "it did poorly", [AttemptRecord(1, "lease-1", 0, 0, AttemptOutcome.PRUNED)]
     assert "no smoke of this recipe" in a_step([record], "+stage=single", "rollout.temperature=0.8").problem

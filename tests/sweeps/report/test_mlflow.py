@@ -102,7 +102,8 @@ def test_two_sweeps_that_find_no_store_yet_both_deliver_to_the_one_that_is_made(
     sweeps = [a_sweep(tmp_path / name, "search.prompts_per_step=[2]").run() for name in ("one", "other")]
     uri = default_uri(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from cost.ledger import Ledger; from sweeps.tracking import Delivery\n"
+        "import sys; from pathlib import Path; from cost.ledger.ledger import Ledger\n"
+        "from sweeps.report.mlflow import Delivery\n"
         "folder = Path(sys.argv[2])\n"
         "with Ledger.open(folder / 'ledger.db', create=False, read_only=True) as ledger:\n"
         "    Delivery(sys.argv[1], folder.name, folder / 'artifacts', 'smoke-test-1').deliver(ledger)\n"

@@ -13,6 +13,7 @@ from cost.prices.book import instant_ns
 from cost.reports.by_trial import sweep_report
 from sweeps.config.build import ConfigError
 from sweeps.forecast.step_time import StepTime
+from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 from tests.sweeps.paid import PaidSweep, a_book, a_paid_sweep, reserved
 
 CARD_SECOND = 10**12 // 100
@@ -53,12 +54,12 @@ def test_a_trial_that_does_not_fit_is_not_started_and_the_sweep_says_why(tmp_pat
     assert spent(sweep) == 2 * TRIAL_SECONDS
     assert sweep.host.stopped is not None
     for said in (
-        "budget: no trial that is left fits",
+        "no trial that is left fits",
         "a trial needs 0.96 USD",
         "limit 2 USD (budget.sweep_limit)",
         "1.60 USD spent",
     ):
-        assert said in sweep.host.stopped.reason
+        assert said in sweep.host.stopped.text
 
 
 def test_a_stopped_sweep_goes_on_with_a_higher_limit_and_counts_what_it_had_spent(tmp_path, book):
@@ -109,7 +110,7 @@ def test_a_bound_is_reserved_before_a_trial_starts_used_up_as_it_runs_and_free_w
     sweep.host.on_tick()
     (found,), _ = _budgets(sweep, f"sweep:{sweep.journal.record.sweep_id}", cents(250))
     assert (found.spent, found.reserved) == (_usd(40), _usd(2 * 90))
-    sweep.host.on_ended(started[0], "completed", "")
+    sweep.host.on_ended(started[0], AttemptOutcome.COMPLETED, "")
     sweep.host.on_released(started[0], True)
     assert list(reserved(sweep)) == [started[1].trial_id]
 
@@ -157,7 +158,7 @@ def test_a_trial_is_stopped_at_its_own_limit_and_the_others_run(tmp_path, book):
     again = a_paid_sweep(tmp_path, *sizes, f"budget.trial_limit={cents(90)}", book=book, clock=sweep.clock).run()
     assert len(again.journal.record.trials[large.trial_id].attempts) == 1
     assert again.host.stopped is not None
-    assert "budget.trial_limit is 0.9 USD" in again.host.stopped.reason
+    assert "budget.trial_limit is 0.9 USD" in again.host.stopped.text
 
 
 def test_a_trial_at_its_own_limit_keeps_no_other_from_starting(tmp_path, book):
@@ -171,7 +172,7 @@ def test_a_trial_at_its_own_limit_keeps_no_other_from_starting(tmp_path, book):
         first.host.on_tick()
     told = first.purse.verdict(attempt.trial_id)
     assert told is not None
-    first.host.on_ended(attempt, told.reason, "")
+    first.host.on_ended(attempt, STOP_OUTCOMES[told.kind], told.text)
     first.host.on_released(attempt, True)
     other = first.host.next_attempt()
     assert other is not None
@@ -186,7 +187,7 @@ def test_a_pause_does_not_wait_for_trials_that_have_come_to_their_own_limit(tmp_
     assert "budget.trial_limit is 0.6 USD" in (again.purse.refusal(True) or "")
     again.run()
     assert again.host.stopped is not None
-    assert "budget.trial_limit is 0.6 USD" in again.host.stopped.reason
+    assert "budget.trial_limit is 0.6 USD" in again.host.stopped.text
 
 
 def test_a_trials_own_limit_bounds_what_is_set_aside_for_it(tmp_path, book):
@@ -204,7 +205,7 @@ def test_a_limit_that_is_kept_in_the_ledger_holds_beside_the_configured_one_and_
     sweep.purse.watch()
     assert sweep.run().states == ["COMPLETED"] + ["PLANNED"] * 3
     assert sweep.host.stopped is not None
-    assert f"(cost budget --set {scope})" in sweep.host.stopped.reason
+    assert f"(cost budget --set {scope})" in sweep.host.stopped.text
 
 
 def test_a_limit_in_another_currency_is_held_at_the_rate_of_the_day_which_is_said(tmp_path, book):
@@ -230,7 +231,7 @@ def test_half_four_fifths_and_nearly_all_are_each_told_once_in_a_sweeps_life(tmp
         first.clock.advance_seconds(seconds)
         first.host.on_tick()
     assert [text.split("%")[0] for text in first.view.said] == ["budget: sweep smoke-test-1: 50 "]
-    first.host.abandon("interrupted", "ended")
+    first.host.abandon(AttemptOutcome.INTERRUPTED, "ended")
     first.ledger.detach(first.ledger.leases()[0].lease.lease_id, "smoke-test-1", "interrupted")
     second = a_paid_sweep(tmp_path, *FOUR, limit, f"budget.trial_bound={cents(1)}", book=book, clock=first.clock)
     for seconds in (10, 10, 75, 10, 40):
@@ -315,12 +316,12 @@ def test_two_sweeps_that_share_a_stages_budget_do_not_both_take_the_last_of_it(t
     assert [(r.sweep_id, r.amount) for r in b.ledger.reservations()] == [("smoke-a-1", _usd(100))]
     told = b.purse.verdict(of_b.trial_id)
     assert told is not None
-    assert "another sweep was quicker: stage smoke" in told.reason
-    b.host.on_ended(of_b, told.reason, "")
+    assert "another sweep was quicker: stage smoke" in told.text
+    b.host.on_ended(of_b, STOP_OUTCOMES[told.kind], told.text)
     b.host.on_released(of_b, True)
     assert b.host.next_attempt() is None
     assert b.host.stopped is not None
-    assert "1.00 USD reserved for trials that run" in b.host.stopped.reason
+    assert "1.00 USD reserved for trials that run" in b.host.stopped.text
     for sweep in (a, b):
         sweep.ledger.close()
 

@@ -19,6 +19,7 @@ from sweeps.config.build import compose
 from sweeps.driver.controller import SweepController
 from sweeps.driver.resume import end_lost_attempts
 from sweeps.executors.in_process import InProcessExecutor
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import AttemptRecord, Journal, SweepRecord, TrialRecord, TrialState, load, sweep_events
 from sweeps.journal.trial_summary import Accuracy, TrialSummary
 from sweeps.planning.plan import PlannedTrial, make_plan, trial_spec
@@ -34,7 +35,7 @@ SMALL = (
 )
 
 
-def over(planned: PlannedTrial, *acc: float, outcome: str = "completed") -> TrialRecord:
+def over(planned: PlannedTrial, *acc: float, outcome: AttemptOutcome = AttemptOutcome.COMPLETED) -> TrialRecord:
     """A trial that has ended, with these accuracies at steps 2, 4, 6 ..."""
     accuracies = tuple(Accuracy(2 * i, a) for i, a in enumerate(acc, 1))
     return TrialRecord(planned, [AttemptRecord(1, "lease-1", 0, 0, outcome)], TrialSummary(accuracies=accuracies))
@@ -141,7 +142,7 @@ def test_a_search_that_somebody_gives_up_proposes_no_more(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=9", *SMALL)
     attempt = sweep.host.next_attempt()
     assert attempt is not None
-    sweep.host.abandon("lost", "not granted")
+    sweep.host.abandon(AttemptOutcome.LOST, "not granted")
     result = CliRunner().invoke(app, ["cancel", "last", "--root", str(tmp_path)])
     assert "9 trials are given up" in result.output
     sweep.run()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rl.spec import Stop
 from sweeps.config.build import compose
 from sweeps.config.types import SweepConfig
+from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord, TrialState, load, sweep_events
 from sweeps.journal.trial_summary import Accuracy, TrialSummary
 from sweeps.planning.plan import make_plan
@@ -320,9 +321,9 @@ def test_the_decision_is_in_the_journal_with_the_evaluation_and_before_the_train
     sweep = a_sweep(tmp_path, *PRUNED).run()
     events = list(sweep_events(sweep.ledger, SWEEP))
     for number, event in enumerate(events):
-        if event.kind == "command" and event.body["command"]["kind"] == "stop":
+        if event.kind == "command" and event.body["command"]["type"] == "stop":
             said = events[number - 1].body["messages"][-1]
-            assert (said["trial_id"], said["message"]["kind"]) == (event.body["trial_id"], "eval")
+            assert (said["trial_id"], said["message"]["type"]) == (event.body["trial_id"], "eval")
             return
     raise AssertionError("nothing was pruned")
 
@@ -355,11 +356,11 @@ def test_a_driver_that_dies_before_the_trainer_hears_of_it_finds_the_trial_ended
 def test_a_trial_that_crashes_on_its_way_out_has_still_been_pruned(tmp_path, monkeypatch):
     sweep = a_sweep(tmp_path, *PRUNED)
     ended = sweep.host.on_ended
-    monkeypatch.setattr(
-        sweep.host,
-        "on_ended",
-        lambda attempt, outcome, text: ended(attempt, "crashed" if outcome.startswith("pruned") else outcome, text),
-    )
+
+    def crashed(attempt, outcome: AttemptOutcome, text: str) -> None:
+        ended(attempt, AttemptOutcome.CRASHED if outcome is AttemptOutcome.PRUNED else outcome, text)
+
+    monkeypatch.setattr(sweep.host, "on_ended", crashed)
     sweep.run()
     states = [t.state for t in sweep.journal.record.trials.values()]
     assert TrialState.PRUNED in states
