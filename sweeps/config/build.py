@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from rl.codec import from_json, to_json
-from sweeps.config.checks import problems
 from sweeps.config.overrides import CONF_DIR, as_hydra_takes_it, check_overrides, composition_error
-from sweeps.config.types import ConfigError, SweepConfig
-from sweeps.planning.space import flat_space
+from sweeps.config.search_checks import search_problems
+from sweeps.config.search_space import flat_space
+from sweeps.config.types import MONEY_KEYS, ConfigError, SweepConfig
+from sweeps.config.value_checks import value_problems
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -34,7 +35,6 @@ __all__ = [
 ]
 
 _LISTS = ("prompts_per_step", "group_size", "lr_scaling", "seeds")
-_MONEY = ("trial_limit", "sweep_limit", "stage_limit", "month_limit", "trial_bound")
 _EMPTY_IS_NONE = ("down", "max_idle", "deadman")
 """Keys of `machine` that take an empty text for none."""
 
@@ -76,7 +76,7 @@ def build(cfg: DictConfig) -> SweepConfig:
     config = _typed(data)
     search = dataclasses.replace(config.search, cards_per_trial=config.search.cards_per_trial or config.machine.cards)
     config = dataclasses.replace(config, search=search)
-    if found := problems(config):
+    if found := value_problems(config) or list(search_problems(config)):
         raise ConfigError("\n".join(found))
     paths = {f.name: str(Path(getattr(config.paths, f.name)).expanduser()) for f in dataclasses.fields(config.paths)}
     return dataclasses.replace(config, paths=dataclasses.replace(config.paths, **paths))
@@ -92,7 +92,7 @@ def _typed(data: dict[str, Any]) -> SweepConfig:
         if not isinstance(data["search"].get(axis), list):
             data["search"][axis] = [data["search"].get(axis)]
     data["search"]["space"] = flat_space(data["search"].get("space") or {})
-    for key in _MONEY:
+    for key in MONEY_KEYS:
         if isinstance(amount := data["budget"].get(key), int | float):
             raise ConfigError(
                 f"budget.{key}={amount} has no currency, and a number may have lost digits; write the amount with its "

@@ -40,14 +40,6 @@ class StageConfig:
 
 
 @dataclass(frozen=True)
-class PlacementConfig:
-    """Which cards sample and which train."""
-
-    kind: Literal["colocate"]
-    """colocate: every card of a trial samples and trains in turn."""
-
-
-@dataclass(frozen=True)
 class MachineConfig:
     """The machine that is rented or owned: facts for planning, and the key of its price."""
 
@@ -162,6 +154,10 @@ class RetryConfig:
     """None: as often as it happens."""
 
 
+MONEY_KEYS = ("trial_limit", "sweep_limit", "stage_limit", "month_limit", "trial_bound")
+"""Keys of `budget` that are amounts of money."""
+
+
 @dataclass(frozen=True)
 class BudgetConfig:
     """What may be spent, and who answers for it."""
@@ -264,7 +260,6 @@ class SweepConfig:
     rollout: RolloutSpec
     evaluation: EvaluationSpec
     trainer: TrainerSpec
-    placement: PlacementConfig
     machine: MachineConfig
     search: SearchConfig
     retry: RetryConfig

@@ -29,12 +29,12 @@ from rl.spec import (
     StopKind,
 )
 from rl.tasks.evaluation import average_at_k
+from sweeps.config.points import with_values
 from sweeps.config.types import SweepConfig
 from sweeps.executors import Attempt
 from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import OUTCOME_STATES, Journal, TrialRecord, TrialState
 from sweeps.planning.plan import PlannedTrial, trial_spec
-from sweeps.planning.space import with_values
 from sweeps.protocol.lr_rule import WINDOW_STEPS, advise
 from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.queue import TrialQueue

@@ -17,6 +17,7 @@ from cost.ledger.store import shown_place
 from cost.ledger.sweep_lock import LOCK, SweepLockedError, lock_owner, sweep_lock
 from cost.records import NoLedgerError, StoreError
 from rl.spec import ConfigurationError
+from sweeps.config.axes import recipes
 from sweeps.config.build import ConfigError, canonical
 from sweeps.config.diff import changed_keys
 from sweeps.config.types import SweepConfig
@@ -25,7 +26,6 @@ from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep
 from sweeps.machines.machine import ray_address
 from sweeps.machines.release import what_to_rent
 from sweeps.planning.plan import Plan
-from sweeps.planning.space import recipes
 from sweeps.storage.uploads import bring_back, check_bucket
 
 MOST_CHANGES = 12

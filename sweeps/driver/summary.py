@@ -16,6 +16,7 @@ from cost.money import Money
 from cost.records import StoreError
 from cost.reports.by_trial import Report, write_csv
 from rl.spec import Stop
+from sweeps.config.axes import axes
 from sweeps.config.types import SweepConfig
 from sweeps.driver.session import Session
 from sweeps.forecast.step_time import StepTime, sweep_seconds
@@ -23,7 +24,6 @@ from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import TrialState
 from sweeps.machines.machine import Pricing, money_text
 from sweeps.planning.plan import Plan, make_plan
-from sweeps.planning.space import axes
 from sweeps.protocol.gates import Verdict
 from sweeps.protocol.promotion import Promotion
 from sweeps.report import terminal

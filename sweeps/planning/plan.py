@@ -1,9 +1,9 @@
-"""What a stage will run: the points of the search space resolved into trials, before anything starts.
+"""The plan of a stage: the points of the search space resolved into trials, before anything starts.
 
-A grid and points drawn at random are all in the plan. What Optuna will propose is not known yet: such a plan says how
-many trials there will be, and `sweeps/search/proposals.py` resolves each proposal as here. Pure: from a `SweepConfig`
-to a `Plan`, nothing is read and nothing is written. A trial's id is the hash of all that can change its result, so
-points that resolve to the same configuration are one trial, and the same question asked twice is recognised.
+A grid and random draws are planned completely. Optuna's proposals are not known in advance: such a plan contains their
+number, and `sweeps/search/proposals.py` resolves each proposal with `resolve`. Pure: from a `SweepConfig` to a `Plan`,
+without reading or writing anything. A trial's id is the hash of everything that can change its result, so points that
+resolve to the same configuration are one trial.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from typing import Any
 
 from rl.codec import to_json
 from rl.spec import TrialSpec
+from sweeps.config.axes import axes, draws, grid
+from sweeps.config.points import Point, with_values
+from sweeps.config.search_checks import CHANGES_EVALUATION
+from sweeps.config.search_space import TRIAL_KEYS
+from sweeps.config.trial_spec import result_identity, spec_of
 from sweeps.config.types import ConfigError, SweepConfig
-from sweeps.planning.space import MEASURED_WITH, TRIAL_KEYS, Point, axes, draws, grid, with_values
 
-_WITHOUT_EFFECT_ON_RESULT = ("trial_id", "attempt", "cards", "checkpoint_dir", "cache_dir")
-_TRAINER_WITHOUT_EFFECT_ON_RESULT = (
-    "micro_batch_tokens",
-    "packing",
-    "gradient_checkpointing",
-    "logprob_chunk_tokens",
-    "threads",
-    "checkpoint_every_steps",
-    "keep_checkpoints",
-)
+MAX_NOISE = 0.1
+"""Half the width of the 95 % interval of an accuracy of 0.5. With a wider interval, pruning gets a warning."""
+MAX_MISSES = 2000
+"""After this many draws in a row that repeat a known trial, the space is taken to have no further ones."""
 
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """One point of the search space. `names` are the lr_scaling rules that resolved to this same configuration."""
+    """One point of the search space with one seed."""
 
     trial_id: str
     prompts_per_step: int
@@ -45,53 +43,56 @@ class PlannedTrial:
     lr: float
     lr_scaling: str
     names: tuple[str, ...]
+    """The lr_scaling rules that give this same configuration."""
     adaptive_lr: bool
-    """The `clip_frac` rule moves the learning rate while the trial runs."""
+    """The `clip_frac` rule changes the learning rate while the trial runs."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """What `search.space` varies at this point beyond the fields above, by dotted key; the rate before scaling."""
+    """The point's values for the keys of `search.space` beyond the fields above; `algorithm.lr` is before scaling."""
 
     @property
     def label(self) -> str:
+        """For tables: `4x8 hold=linear kl_coef=0.01`."""
         text = f"{self.prompts_per_step}x{self.group_size} {'='.join(self.names)}"
         return f"{text} {self.varied}" if self.varied else text
 
     @property
     def varied(self) -> str:
-        """The overrides but for the rate, which has a place of its own: `kl_coef=0.01 temperature=0.9`."""
+        """The overrides without the learning rate, which tables show in a column: `kl_coef=0.01 temperature=0.9`."""
         rest = {k.rpartition(".")[2]: v for k, v in self.overrides.items() if k != "algorithm.lr"}
         return " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rest.items())
 
     @property
     def point(self) -> dict[str, Any]:
-        """Where in the search space it lies; its repeats over seeds lie there too."""
+        """The trial's point of the search space. Trials that differ only in their seed have the same point."""
         return {k: getattr(self, k) for k in TRIAL_KEYS} | dict(self.overrides)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of one sweep, in the order in which they start. `digest` recognises the same plan at a resume."""
+    """The trials of one sweep, in the order in which they start."""
 
     trials: tuple[PlannedTrial, ...]
     points: int
-    """Points of the search space before those that resolve to the same configuration were merged."""
+    """Points of the search space, before points that resolve to the same trial were merged."""
     digest: str
+    """Identifies the plan: a resume looks for an unfinished sweep with the same digest."""
     warnings: tuple[str, ...]
     proposals: int = 0
-    """Trials that the search proposes while the sweep runs, from what earlier ones came to."""
+    """Trials that Optuna proposes while the sweep runs."""
     typical: tuple[PlannedTrial, ...] = ()
-    """Trials at random points in place of those that will be proposed, for estimates."""
+    """Trials at random points that stand for Optuna's proposals in estimates."""
 
     @property
     def size(self) -> int:
-        """How many trials there will be."""
+        """The number of trials, proposals included."""
         return len(self.trials) + self.proposals
 
 
 def scaled_lr(rule: str, lr: float, completions_per_update: float, reference_completions: int) -> float:
-    """The learning rate that a scaling rule gives; all rules give `lr` at the reference.
+    """The learning rate that a scaling rule gives. All rules give `lr` at the reference.
 
-    `linear` is Goyal et al. 2017 (arXiv:1706.02677), `sqrt` Krizhevsky 2014 (arXiv:1404.5997); `hold` and `clip_frac`
-    start from the rate as it is.
+    `linear` is Goyal et al. 2017 (arXiv:1706.02677), `sqrt` Krizhevsky 2014 (arXiv:1404.5997); `hold` keeps `lr`, and
+    `clip_frac` starts from `lr`.
 
     Raises:
         ValueError: unknown rule.
@@ -100,15 +101,15 @@ def scaled_lr(rule: str, lr: float, completions_per_update: float, reference_com
     factors = {"hold": 1.0, "clip_frac": 1.0, "sqrt": math.sqrt(k), "linear": k}
     if rule not in factors:
         raise ValueError(f"search.lr_scaling has {rule!r}; known: {', '.join(factors)}")
-    # Twelve digits: rules that agree mathematically must agree in the configuration's hash too.
+    # Twelve digits: rules that agree mathematically must give the same trial id.
     return float(f"{lr * factors[rule]:.12g}")
 
 
 def make_plan(cfg: SweepConfig) -> Plan:
-    """Resolve the points. Those that are the same trial are merged, keeping the order of their first appearance.
+    """Resolve the points into trials. Points that are the same trial are merged, in order of first appearance.
 
     Raises:
-        ConfigError: the space has fewer different points than trials were asked for.
+        ConfigError: the search space has fewer different trials than `search.trials`.
     """
     if cfg.search.method == "grid":
         trials, points = _grid_trials(cfg)
@@ -130,10 +131,44 @@ def resolve(cfg: SweepConfig, point: Point, seed: int) -> PlannedTrial:
     return replace(trial, trial_id=_trial_id(cfg, trial))
 
 
+def trial_spec(
+    cfg: SweepConfig, trial: PlannedTrial, *, attempt: int, sweep_dir: Path, micro_batch_tokens: int | None = None
+) -> TrialSpec:
+    """What the trainer of one attempt receives.
+
+    Args:
+        micro_batch_tokens: of a retry after running out of memory; None: as configured.
+    """
+    spec = replace(
+        _spec(cfg, trial),
+        trial_id=trial.trial_id,
+        attempt=attempt,
+        checkpoint_dir=str(sweep_dir.absolute() / "checkpoints" / trial.trial_id),
+    )
+    if micro_batch_tokens is None:
+        return spec
+    return replace(spec, trainer=replace(spec.trainer, micro_batch_tokens=micro_batch_tokens))
+
+
+def _spec(cfg: SweepConfig, trial: PlannedTrial) -> TrialSpec:
+    return spec_of(
+        with_values(cfg, trial.overrides),
+        prompts_per_step=trial.prompts_per_step,
+        group_size=trial.group_size,
+        lr=trial.lr,
+        seed=trial.seed,
+    )
+
+
+def _trial_id(cfg: SweepConfig, trial: PlannedTrial) -> str:
+    body = json.dumps(result_identity(_spec(cfg, trial), adaptive_lr=trial.adaptive_lr), sort_keys=True)
+    return hashlib.sha256(body.encode()).hexdigest()[:10]
+
+
 def _grid_trials(cfg: SweepConfig) -> tuple[tuple[PlannedTrial, ...], int]:
-    """The trials of the grid, and how many of its points they are; with `search.trials`, exactly so many trials."""
+    """The trials of the grid and the number of points they cover; with `search.trials`, exactly that many trials."""
     found: dict[str, PlannedTrial] = {}
-    points, taken = grid(axes(cfg)), 0
+    points, covered = grid(axes(cfg)), 0
     wanted = cfg.search.trials
     for seed in _seeds(cfg):
         for point in points:
@@ -141,31 +176,32 @@ def _grid_trials(cfg: SweepConfig) -> tuple[tuple[PlannedTrial, ...], int]:
             before = found.get(trial.trial_id)
             if before is None and len(found) == wanted:
                 continue
-            taken += 1
+            covered += 1
             if before is None:
                 found[trial.trial_id] = trial
             elif trial.lr_scaling not in before.names:
                 found[trial.trial_id] = replace(before, names=(*before.names, trial.lr_scaling))
         if len(found) == wanted:
             break
-    return tuple(found.values()), taken
+    return tuple(found.values()), covered
 
 
-MOST_NOISE = 0.1
-"""Half of the 95 % interval of an accuracy of 0.5 above which early stopping gets a warning."""
-MISSES_IN_A_ROW = 2000
-"""After so many draws that bring nothing new, a space is taken to have no more points."""
+def _seeds(cfg: SweepConfig) -> Iterator[int]:
+    """The configured seeds; with `search.trials`, further ones without end."""
+    yield from cfg.search.seeds
+    if cfg.search.trials is not None:
+        yield from itertools.count(max(cfg.search.seeds, default=-1) + 1)
 
 
 def _drawn_trials(cfg: SweepConfig) -> tuple[PlannedTrial, ...]:
-    """`search.trials` different trials, each point with every seed; the last may lack some: the count is exact."""
+    """Exactly `search.trials` different trials: each point with every seed, the last one perhaps with fewer."""
     wanted, seeds = cfg.search.trials or 0, cfg.search.seeds
     found: dict[str, PlannedTrial] = {}
     misses = 0
     for point in draws(axes(cfg), cfg.search.sampler_seed):
         if resolve(cfg, point, seeds[0]).trial_id in found:
             misses += 1
-            if misses >= MISSES_IN_A_ROW:
+            if misses >= MAX_MISSES:
                 raise ConfigError(
                     f"search.trials={wanted}: the search space has no more than {len(found)} different trials; ask "
                     f"for {len(found)}, or give its keys (search.space) more values"
@@ -175,11 +211,11 @@ def _drawn_trials(cfg: SweepConfig) -> tuple[PlannedTrial, ...]:
         found |= {t.trial_id: t for seed in seeds if (t := resolve(cfg, point, seed))}
         if len(found) >= wanted:
             return tuple(found.values())[:wanted]
-    raise AssertionError("draws end never")
+    raise AssertionError("unreachable: draws do not end")
 
 
 def _digest(cfg: SweepConfig, trials: Iterable[PlannedTrial]) -> str:
-    """Recognises the plan: the same trials, found and ended by the same rules."""
+    """A hash of the trials and of the rules that propose and end them."""
     search = cfg.search
     rules: dict[str, Any] = {}
     if search.method == "optuna":
@@ -193,83 +229,31 @@ def _digest(cfg: SweepConfig, trials: Iterable[PlannedTrial]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def trial_spec(
-    cfg: SweepConfig, trial: PlannedTrial, *, attempt: int, sweep_dir: Path, micro_batch_tokens: int | None = None
-) -> TrialSpec:
-    """The trainer's orders for one attempt. `micro_batch_tokens`: a retry's; None: as configured."""
-    cfg = with_values(cfg, trial.overrides)
-    trainer = cfg.trainer
-    if micro_batch_tokens is not None:
-        trainer = replace(trainer, micro_batch_tokens=micro_batch_tokens)
-    return TrialSpec(
-        trial_id=trial.trial_id,
-        attempt=attempt,
-        seed=trial.seed,
-        steps=cfg.stage.steps,
-        prompts_per_step=trial.prompts_per_step,
-        group_size=trial.group_size,
-        cards=cfg.search.cards_per_trial,
-        model=cfg.model,
-        task=cfg.task,
-        algorithm=replace(cfg.algorithm, lr=trial.lr),
-        rollout=cfg.rollout,
-        evaluation=cfg.evaluation,
-        trainer=trainer,
-        checkpoint_dir=str(sweep_dir.absolute() / "checkpoints" / trial.trial_id),
-        cache_dir=str(Path(cfg.paths.cache).expanduser().absolute()),
-    )
-
-
-def what_decides_the_result(spec: TrialSpec, *, adaptive_lr: bool) -> Mapping[str, Any]:
-    """A trial's configuration without what cannot change its result: storage, machine, micro-batch."""
-    body = to_json(spec)
-    for key in _WITHOUT_EFFECT_ON_RESULT:
-        body.pop(key)
-    for key in _TRAINER_WITHOUT_EFFECT_ON_RESULT:
-        body["trainer"].pop(key)
-    if body["trainer"]["name"] != "simulated":
-        body["trainer"].pop("simulated")
-    return {**body, "adaptive_lr": adaptive_lr}
-
-
-def _trial_id(cfg: SweepConfig, trial: PlannedTrial) -> str:
-    spec = trial_spec(cfg, trial, attempt=1, sweep_dir=Path())
-    body = json.dumps(what_decides_the_result(spec, adaptive_lr=trial.adaptive_lr), sort_keys=True)
-    return hashlib.sha256(body.encode()).hexdigest()[:10]
-
-
-def _seeds(cfg: SweepConfig) -> Iterator[int]:
-    """The configured seeds; with `search.trials`, as many further ones as anybody asks for."""
-    yield from cfg.search.seeds
-    if cfg.search.trials is not None:
-        yield from itertools.count(max(cfg.search.seeds, default=-1) + 1)
-
-
 def _warnings(cfg: SweepConfig) -> tuple[str, ...]:
     found = []
     ends = {axis.key: axis.extremes for axis in axes(cfg)}
     group, prompts = max(ends["group_size"]), min(ends["prompts_per_step"])
     if group > 8 and prompts < 8:
         found.append(
-            f"search.group_size grows to {group} while prompts_per_step is {prompts}: returns diminish near G=8, more "
-            "prompts teach more than more samples of the same prompt"
+            f"search.group_size grows to {group} while prompts_per_step is {prompts}: returns diminish above G=8, and "
+            "more prompts teach more than more completions of the same prompt"
         )
     found += [
-        f"search.space varies {key}: such trials are examined differently, and their accuracies do not compare"
+        f"search.space varies {key}: the trials are evaluated differently, so their accuracies do not compare"
         for key in ends
-        if key.startswith(MEASURED_WITH)
+        if key.startswith(CHANGES_EVALUATION)
     ]
     search = cfg.search
     if search.method == "optuna" and search.startup_trials * len(search.seeds) >= (search.trials or 0):
         found.append(
-            f"search=optuna draws the first search.startup_trials={search.startup_trials} points at random, and there "
-            f"are no more in {search.trials} trials: nothing is proposed from what they come to"
+            f"search=optuna draws the first search.startup_trials={search.startup_trials} points at random, and "
+            f"search.trials={search.trials} leaves no trial after them: Optuna proposes nothing"
         )
     answers = cfg.task.eval_questions * cfg.evaluation.samples_per_question
-    known_to = 1.96 * math.sqrt(0.25 / answers)
-    if cfg.search.pruning != "none" and known_to > MOST_NOISE:
+    half_width = 1.96 * math.sqrt(0.25 / answers)
+    if cfg.search.pruning != "none" and half_width > MAX_NOISE:
         found.append(
-            f"search.pruning={cfg.search.pruning} compares accuracies over {answers} answers, where 0.5 is known to "
-            f"+-{known_to:.2f} (95 %): it will end trials by chance; more task.eval_questions tell them apart"
+            f"search.pruning={cfg.search.pruning} compares accuracies over {answers} answers, where the 95 % interval "
+            f"of 0.5 is +-{half_width:.2f}: trials will be pruned by chance; raise task.eval_questions"
         )
     return tuple(found)

@@ -19,12 +19,13 @@ from rich.text import Text
 
 from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Started, StepReport
 from rl.tasks.evaluation import average_at_k
+from sweeps.config.axes import DIGITS, Axis
+from sweeps.config.points import with_values
 from sweeps.config.types import SweepConfig
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
 from sweeps.journal.trial_summary import Evaluation, TrialSummary
 from sweeps.planning.plan import Plan
-from sweeps.planning.space import DIGITS, Axis, with_values
 from sweeps.protocol.gates import Verdict
 from sweeps.protocol.lr_rule import advise
 
@@ -108,8 +109,7 @@ def space_table(space: Sequence[Axis]) -> Table:
     for name in ("key", "values", "when"):
         table.add_column(name, no_wrap=name == "key", overflow="fold")
     for axis in space:
-        values, _, condition = str(axis).partition("  when ")
-        table.add_row(axis.key, values, condition)
+        table.add_row(axis.key, axis.values_text, axis.condition_text)
     return table
 
 

@@ -18,7 +18,7 @@ from cost.money import Money
 from cost.prices.book import PriceRow
 from cost.prices.fx import MissingRateError, Rate, convert, load_rates, rate_notes
 from sweeps.config.build import ConfigError
-from sweeps.config.types import SweepConfig
+from sweeps.config.types import MONEY_KEYS, SweepConfig
 from sweeps.machines.machine import Pricing, money_text
 
 WARN_AT_PERCENT = (50, 80, 95)
@@ -28,8 +28,6 @@ LOOK_NS = 10**9
 
 KEPT = "cost budget --set"
 """Where limits come from that the ledger keeps."""
-AMOUNTS = ("trial_limit", "sweep_limit", "stage_limit", "month_limit", "trial_bound")
-"""Keys of `budget` that are amounts of money."""
 
 
 def check_limits(cfg: SweepConfig, pricing: Pricing) -> None:
@@ -38,7 +36,7 @@ def check_limits(cfg: SweepConfig, pricing: Pricing) -> None:
         ConfigError: an amount of the configuration cannot be held against what the machine costs.
     """
     day, rates = _day(SystemClock().utc_ns()), load_rates(pricing.book.folder)
-    for key in AMOUNTS:
+    for key in MONEY_KEYS:
         if amount := getattr(cfg.budget, key):
             _into_own(amount, pricing.row, f"budget.{key}", day, rates)
 

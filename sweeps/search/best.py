@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sweeps.config.search_space import TRIAL_KEYS
 from sweeps.config.types import SweepConfig
 from sweeps.journal.journal import SweepRecord, TrialState
-from sweeps.planning.space import TRIAL_KEYS
 from sweeps.search.proposals import objective, points_of
 
 

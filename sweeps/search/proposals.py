@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl.codec import to_json
+from sweeps.config.axes import Axis, axes, draws
 from sweeps.config.types import SweepConfig
 from sweeps.journal.journal import UNFINISHED, Journal, SweepRecord, TrialRecord, TrialState
 from sweeps.planning.plan import PlannedTrial, resolve
-from sweeps.planning.space import Axis, axes, draws
 from sweeps.search.pruning import curve
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from sweeps.config.axes import axes
 from sweeps.config.types import SweepConfig
 from sweeps.journal.journal import SweepRecord, TrialRecord
 from sweeps.planning.plan import PlannedTrial
-from sweeps.planning.space import axes
 
 Curve = Sequence[tuple[int, float]]
 """Accuracy by completions seen, in order; the first is before training, at 0."""

@@ -149,7 +149,7 @@ def test_every_task_composes(task: str) -> None:
 
 
 def test_every_option_of_every_group_that_the_tests_above_leave_out_composes() -> None:
-    for group in ("placement", "search", "budget", "gate", "storage", "tracking"):
+    for group in ("search", "budget", "gate", "storage", "tracking"):
         for option in options(group):
             needed = ["storage.bucket=books"] if option == "s3" else []
             assert compose(["+stage=smoke", f"{group}={option}", *needed]).stage.name == "smoke"

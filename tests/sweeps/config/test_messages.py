@@ -107,7 +107,7 @@ VALUES = [
     (["task=gsm8k", "task.path=/no/such/gsm8k"], ("task.path=/no/such/gsm8k", "no such file")),
     (["task=gsm8k", "task.path=questions.jsonl"], ("task.path=questions.jsonl", "no such file")),
     (["task=gsm8k", "task.path=null"], ("task.path is missing",)),
-    (["task.path=questions.jsonl"], ("task.path=questions.jsonl is read by tasks from files only",)),
+    (["task.path=questions.jsonl"], ("task.path=questions.jsonl is used by tasks from files only",)),
     (["task=module"], ("task.name=''", "package.module:function")),
     (["task.prompt_template=hello"], ("task.prompt_template='hello'", "{question}")),
     (["'task.format_pattern=(a'"], ("cannot be read",)),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.config.build import compose
-from sweeps.planning.plan import make_plan, scaled_lr, trial_spec, what_decides_the_result
+from sweeps.config.trial_spec import result_identity
+from sweeps.planning.plan import make_plan, scaled_lr, trial_spec
 
 
 def test_default_smoke_resolves_to_three_different_trials_of_four_points():
@@ -62,7 +63,7 @@ def test_every_field_of_a_trial_is_either_in_its_id_or_left_out_on_purpose():
     cfg = compose(["+stage=smoke"])
     trial = make_plan(cfg).trials[0]
     spec = trial_spec(cfg, trial, attempt=3, sweep_dir=Path("somewhere"))
-    named = set(what_decides_the_result(spec, adaptive_lr=False))
+    named = set(result_identity(spec, adaptive_lr=False))
     left_out = {f.name for f in dataclasses.fields(spec)} - named
     assert left_out == {"trial_id", "attempt", "cards", "checkpoint_dir", "cache_dir"}
     assert spec.attempt == 3

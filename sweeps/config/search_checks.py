@@ -1,45 +1,39 @@
-"""What a search must satisfy, as sentences for the person who typed it: its space, its count, its early stopping.
+"""What a search must satisfy: its search space, its number of trials, its pruning. In sentences for who typed it.
 
-Every end and every choice of an axis is tried in the configuration, and so are the points that will run: what the
-learner would refuse at one of them is refused before anything is billed.
+Every end and every choice of an axis is tried in the configuration, and so are the points that will run: whatever the
+learner refuses at one of them is refused before anything is billed.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
+from sweeps.config.axes import axes, draws, grid, grid_size, takes_ranges
+from sweeps.config.points import at_point, hint_of, value_at, with_values
+from sweeps.config.search_space import TRIAL_KEYS
+from sweeps.config.trial_spec import result_identity, spec_of
 from sweeps.config.types import AxisConfig, SweepConfig
-from sweeps.planning.plan import resolve
-from sweeps.planning.space import (
-    MEASURED_WITH,
-    SECTIONS,
-    TRIAL_KEYS,
-    at_point,
-    axes,
-    draws,
-    grid,
-    grid_size,
-    hint_of,
-    takes_ranges,
-    value_at,
+from sweeps.config.value_checks import value_problems
+
+MAX_GRID_POINTS = 100_000
+MAX_POINTS_TRIED = 2_000
+"""At most this many of the points that may run are tried."""
+
+SECTIONS = ("model", "task", "algorithm", "rollout", "evaluation", "trainer")
+"""Sections of the configuration that belong to a trial's specification: only their keys can be searched."""
+CHANGES_EVALUATION = (
+    "evaluation.",
+    *("task.kind", "task.name", "task.path", "task.params", "task.question_field", "task.answer_field"),
+    *("task.eval_questions", "task.data_seed", "task.scorer"),
 )
-
-MOST_GRID_POINTS = 100_000
-POINTS_TRIED = 2_000
-"""So many of the points that may run are tried, at most."""
-
-Problems = Callable[[SweepConfig], list[str]]
+"""Keys that decide how a trial is evaluated. Accuracies do not compare between trials that differ in one of them."""
 
 
-def search_problems(config: SweepConfig, problems: Problems) -> Iterator[str]:
-    """Everything that is wrong with how points are chosen and ended early.
-
-    Args:
-        problems: what is wrong with a configuration that has nothing to search.
-    """
+def search_problems(config: SweepConfig) -> Iterator[str]:
+    """Everything that is wrong with how points are chosen and pruned. Assumes that `value_problems` found nothing."""
     if found := [*_count(config), *_pruning(config)]:
         yield from found
         return
@@ -50,7 +44,7 @@ def search_problems(config: SweepConfig, problems: Problems) -> Iterator[str]:
     if found := list(_conditions(config)):
         yield from found
         return
-    yield from _points(config, problems)
+    yield from _points(config)
 
 
 def _count(config: SweepConfig) -> Iterator[str]:
@@ -58,7 +52,7 @@ def _count(config: SweepConfig) -> Iterator[str]:
     if search.trials is not None and search.trials < 1:
         yield f"search.trials={search.trials} should be 1 or more, or null for the grid once"
     elif search.trials is None and search.method != "grid":
-        yield f"search={search.method} needs search.trials=N: how many trials there shall be"
+        yield f"search={search.method} needs search.trials=N: the number of trials"
     for key, least in (("sampler_seed", 0), ("startup_trials", 1)):
         if getattr(search, key) < least:
             yield f"search.{key}={getattr(search, key)} should be {least} or more"
@@ -68,7 +62,7 @@ def _pruning(config: SweepConfig) -> Iterator[str]:
     search, every = config.search, config.evaluation.every_steps
     if search.pruning != "none" and not 0 < every < config.stage.steps:
         yield (
-            f"search.pruning={search.pruning} judges trials by evaluations on their way, and "
+            f"search.pruning={search.pruning} compares trials at their evaluations during training, and "
             f"evaluation.every_steps={every} makes none in {config.stage.steps} steps; set it above 0 and below "
             "stage.steps"
         )
@@ -90,11 +84,11 @@ def _axis(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
         yield f"{where}: {_not_searchable(key)}"
         return
     search = config.search
-    if key.startswith(MEASURED_WITH) and (search.method == "optuna" or search.pruning != "none"):
+    if key.startswith(CHANGES_EVALUATION) and (search.method == "optuna" or search.pruning != "none"):
         by = "search=optuna" if search.method == "optuna" else f"search.pruning={search.pruning}"
         yield (
-            f"{where}: {key} changes what the trials are examined with, and {by} compares their accuracies; "
-            "vary it with search=grid or random, without pruning"
+            f"{where}: {key} changes how trials are evaluated, and {by} compares their accuracies; vary it with "
+            "search=grid or search=random, without pruning"
         )
         return
     if bool(axis.choices) == (axis.low is not None or axis.high is not None):
@@ -118,9 +112,9 @@ def _range(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
     elif low is None or high is None or not math.isfinite(low) or not math.isfinite(high) or low >= high:
         yield f"{where}={{low: {low}, high: {high}}} should have a low below its high, both finite"
     elif axis.log and axis.step is not None:
-        yield f"{where} has log and step: one of them"
+        yield f"{where} has log and step: choose one of them"
     elif axis.log and low <= 0:
-        yield f"{where} has log and low={low:g}: a logarithm begins above 0"
+        yield f"{where} has log and low={low:g}: low should be above 0 on a logarithmic scale"
     elif axis.step is not None and not 0 < axis.step <= high - low:
         yield f"{where} has step={axis.step:g}: it should be above 0 and at most high - low = {high - low:g}"
     elif axis.step is not None and axis.step != int(axis.step) and int in (hint_of(key), *get_args(hint_of(key))):
@@ -130,13 +124,13 @@ def _range(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
 
 
 def _written(value: float) -> float | int:
-    """An end of a range as it would be typed: 4, not 4.0."""
+    """The end of a range as a person types it: 4, not 4.0."""
     return int(value) if value == int(value) else value
 
 
 def _values(config: SweepConfig, key: str, values: Any) -> Iterator[str]:
-    """The first value that the key cannot have, or that its values change nothing."""
-    ids = set()
+    """The first value that the key cannot have; or that no value changes the trial's result."""
+    texts, identities = set(), []
     for value in values:
         try:
             typed = value_at(config, key, value)
@@ -144,23 +138,26 @@ def _values(config: SweepConfig, key: str, values: Any) -> Iterator[str]:
             yield f"search.space.{key}: {error}"
             return
         if key not in TRIAL_KEYS:
-            ids.add((str(typed), resolve(config, _one_point(config) | {key: typed}, 0).trial_id))
-    if len(ids) > 1 and len({trial_id for _, trial_id in ids}) == 1:
-        yield f"search.space.{key}: as configured, {key} cannot change a trial's result: nothing to search in it"
+            texts.add(str(typed))
+            identities.append(_identity(with_values(config, {key: typed})))
+    if len(texts) > 1 and all(identity == identities[0] for identity in identities):
+        yield f"search.space.{key}: as configured, {key} cannot change a trial's result"
 
 
-def _one_point(config: SweepConfig) -> dict[str, Any]:
-    return {key: getattr(config.search, key)[0] for key in TRIAL_KEYS}
+def _identity(config: SweepConfig) -> Mapping[str, Any]:
+    """What decides the result of a trial at the first value of each list."""
+    prompts, group, rule = (getattr(config.search, key)[0] for key in TRIAL_KEYS)
+    return result_identity(spec_of(config, prompts_per_step=prompts, group_size=group), adaptive_lr=rule == "clip_frac")
 
 
 def _not_searchable(key: str) -> str:
     if key == "stage.steps":
-        return "all trials of a stage are of the same length: gates and estimates count on it"
+        return "all trials of a stage have the same length, which its gate and its forecast assume"
     if key == "trainer.name":
-        return "one trainer runs all trials of a sweep: run another one with trainer="
+        return "one trainer runs all trials of a sweep: choose it with trainer="
     if key == "search.seeds":
-        return "seeds repeat a point and are not searched: search.seeds=[0,1,2]"
-    return f"{key} cannot change a trial's result: nothing to search in it"
+        return "seeds repeat each point and are not searched: write search.seeds=[0,1,2]"
+    return f"{key} cannot change a trial's result"
 
 
 def _conditions(config: SweepConfig) -> Iterator[str]:
@@ -171,35 +168,37 @@ def _conditions(config: SweepConfig) -> Iterator[str]:
         for other, values in axis.when.items():
             where = f"search.space.{axis.key}.when"
             if other not in by_key:
-                yield f"{where} names {other}, which is not varied itself; it can name {', '.join(sorted(by_key))}"
+                yield f"{where} names {other}, which is not varied; it can name {', '.join(sorted(by_key))}"
             elif other not in seen:
-                yield f"{where} names {other}, which depends on {axis.key} in turn"
+                yield f"{where} names {other}, and the condition of {other} depends on {axis.key}"
             elif missing := [v for v in values if v not in by_key[other].choices]:
-                has = ", ".join(map(str, by_key[other].choices)) or "a range: only a list of values can be named"
-                yield f"{where} has {other}={missing[0]}, and {other} has {has}"
+                has = (
+                    ", ".join(map(str, by_key[other].choices)) or "a range; a condition can name values of a list only"
+                )
+                yield f"{where} names {other}={missing[0]}, and {other} has {has}"
         seen.add(axis.key)
 
 
-def _points(config: SweepConfig, problems: Problems) -> Iterator[str]:
-    """The first end of an axis, or else the first point, at which a trial could not run."""
+def _points(config: SweepConfig) -> Iterator[str]:
+    """The first end of an axis, or else the first point, at which a trial cannot run."""
     space, search = axes(config), config.search
     if search.method == "grid" and not search.space:
-        return  # the checks of the lists say the same in their own words
-    if search.method == "grid" and grid_size(space) > MOST_GRID_POINTS:
+        return  # `value_problems` checks the lists
+    if search.method == "grid" and grid_size(space) > MAX_GRID_POINTS:
         yield f"the grid has up to {grid_size(space):,} points: use search=random search.trials=N"
         return
     if search.method != "grid" and not search.trials:
         return
     drawn = grid(space) if search.method == "grid" else draws(space, search.sampler_seed)
-    tried = list(itertools.islice(drawn, min(POINTS_TRIED, search.trials or POINTS_TRIED)))
+    tried = list(itertools.islice(drawn, min(MAX_POINTS_TRIED, search.trials or MAX_POINTS_TRIED)))
     for axis in space:
         for value in axis.extremes if axis.key in search.space else ():
             point = next((p for p in tried if axis.key in p), None)
-            if point is not None and (found := problems(at_point(config, {**point, axis.key: value}))):
+            if point is not None and (found := value_problems(at_point(config, {**point, axis.key: value}))):
                 yield f"search.space.{axis.key} at {value}: {found[0]}"
                 return
     for point in tried:
-        if found := problems(at_point(config, point)):
+        if found := value_problems(at_point(config, point)):
             yield f"at the point {_text(point)} of the search space: {found[0]}"
             return
 
