@@ -1,4 +1,4 @@
-"""Run a stage: `python sweep.py +stage=smoke`. Composes the configuration and hands it to the driver, nothing else."""
+"""Run a stage: `python sweep.py +stage=smoke`. Composes the configuration and passes it to the driver."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 
-from sweeps.config.build import ConfigError, as_hydra_takes_it, build, check_overrides, composition_error
+from sweeps.config.build import build
 from sweeps.config.help import help_text
+from sweeps.config.overrides import check_overrides, composition_error, hydra_override
+from sweeps.config.types import ConfigError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_ABOUT_HYDRA = {"--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
-
+_HYDRA_OPTIONS = {"--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+"""Options that Hydra answers itself. No stage has to be chosen for them."""
 
 _composed: list[DictConfig] = []
 
 
 @hydra.main(config_path="conf", config_name="config", version_base="1.3")
 def _compose(cfg: DictConfig) -> None:
-    """Only keeps what Hydra composed: an error inside of Hydra's job would come with Hydra's frames around it."""
+    """Stores the composed configuration. An error raised in here would come with Hydra's own stack frames."""
     _composed.append(cfg)
 
 
@@ -32,19 +34,19 @@ def main(arguments: list[str]) -> NoReturn:
         sys.exit(0)
     if {"-m", "--multirun"} & set(arguments):
         _refuse("--multirun is not used here: a stage runs many trials, spread by lists such as search.seeds=[0,1,2]")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are raised, instead of printed with exit code 1
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them with exit code 1
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        if not _ABOUT_HYDRA & set(arguments):
+        if not _HYDRA_OPTIONS & set(arguments):
             check_overrides([a for a in arguments if not a.startswith("-")])
-        sys.argv[1:] = [as_hydra_takes_it(a) for a in arguments]
+        sys.argv[1:] = [hydra_override(a) for a in arguments]
         _compose()
-        if not _composed:  # Hydra answered a question about itself
+        if not _composed:  # Hydra has answered one of its own options
             sys.exit(0)
         config = build(_composed[0])
-        from sweeps.driver.driver import run  # heavy: what is wrong with a configuration is said before it is imported
+        from sweeps.driver.driver import run  # slow to import, so a bad configuration is reported first
 
         sys.exit(run(config, arguments))
     except ConfigError as error:

@@ -67,7 +67,7 @@ def _unknown(ledger: Ledger) -> dict[str, str]:
     if not (found := unaccounted.unaccounted_times(ledger)):
         return {}
     from cost.prices.book import PriceBook
-    from sweeps.config.build import CONF_DIR
+    from sweeps.config.overrides import CONF_DIR
 
     return unaccounted.describe(found, PriceBook.load(CONF_DIR / "pricing"), ledger.now_ns())
 

@@ -55,7 +55,7 @@ def push(
     from cost.copies.s3 import bucket_of
     from cost.copies.s3_snapshot import archive
     from cost.records import LedgerError
-    from sweeps.config.build import CONF_DIR
+    from sweeps.config.overrides import CONF_DIR
     from sweeps.journal.journal import load
     from sweeps.storage.uploads import bucket_of_sweeps, storage_of, unsaved_text
     from sweeps.storage.uploads import push as deliver

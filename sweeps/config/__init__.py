@@ -1,1 +1,1 @@
-"""From Hydra's composed configuration to typed, validated dataclasses."""
+"""From what a person types to typed, checked dataclasses: overrides, values, and the search space."""

@@ -1,4 +1,7 @@
-"""Checks of single numbers, by dotted key: at least a minimum, above zero, finite."""
+"""Checks of single numbers, by dotted key: at least a minimum, above zero, finite.
+
+Tested in tests/sweeps/config/test_messages.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What budget, chargeback, gate, storage and tracking must satisfy."""
+"""What budget, chargeback, gate, storage and tracking must satisfy.
+
+Tested in tests/sweeps/config/test_messages.py and test_build.py.
+"""
 
 from __future__ import annotations
 

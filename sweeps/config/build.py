@@ -1,6 +1,6 @@
-"""From Hydra's composed configuration to a checked `SweepConfig`: the one place that touches OmegaConf.
+"""From Hydra's composed configuration to a checked `SweepConfig`. No other module uses OmegaConf.
 
-It decides nothing about a sweep and starts nothing; what it refuses, it refuses before anything is written or billed.
+A bad configuration is refused here, before anything is started, written or billed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from rl.codec import from_json, to_json
-from sweeps.config.overrides import CONF_DIR, as_hydra_takes_it, check_overrides, composition_error
+from sweeps.config.overrides import CONF_DIR, check_overrides, composition_error, hydra_override
 from sweeps.config.search_checks import search_problems
 from sweeps.config.search_space import flat_space
 from sweeps.config.types import MONEY_KEYS, ConfigError, SweepConfig
@@ -22,28 +22,16 @@ from sweeps.config.value_checks import value_problems
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = [
-    "CONF_DIR",
-    "ConfigError",
-    "SweepConfig",
-    "as_hydra_takes_it",
-    "build",
-    "canonical",
-    "check_overrides",
-    "compose",
-    "composition_error",
-]
-
 _LISTS = ("prompts_per_step", "group_size", "lr_scaling", "seeds")
 _EMPTY_IS_NONE = ("down", "max_idle", "deadman")
-"""Keys of `machine` that take an empty text for none."""
+"""Keys of `machine` for which an empty text means none."""
 
 
 def compose(overrides: Sequence[str]) -> SweepConfig:
     """The configuration that `python sweep.py OVERRIDES` runs with.
 
     Raises:
-        ConfigError: whatever is wrong with the overrides or with what they add up to.
+        ConfigError: the overrides, or the values that result from them, are wrong.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -53,7 +41,7 @@ def compose(overrides: Sequence[str]) -> SweepConfig:
     check_overrides(overrides)
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
         try:
-            cfg = hydra_compose(config_name="config", overrides=[as_hydra_takes_it(o) for o in overrides])
+            cfg = hydra_compose(config_name="config", overrides=[hydra_override(o) for o in overrides])
         except (HydraException, OmegaConfBaseException) as error:
             raise composition_error(error) from error
     return build(cfg)
@@ -63,7 +51,7 @@ def build(cfg: DictConfig) -> SweepConfig:
     """Type and check a composed configuration.
 
     Raises:
-        ConfigError: a missing or unknown key, a wrong type, or values that cannot run; all problems of values at once.
+        ConfigError: a missing or unknown key, a wrong type, or values that cannot run; all wrong values in one message.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -83,12 +71,15 @@ def build(cfg: DictConfig) -> SweepConfig:
 
 
 def canonical(config: SweepConfig) -> dict[str, Any]:
-    """The configuration as plain JSON types, in a fixed order, without any password: for hashing and `config.yaml`."""
+    """The configuration as plain JSON types, in a fixed order and without passwords: for hashing and `config.yaml`.
+
+    A person can type every text in it; `rl.codec.from_json` reads it back.
+    """
     return _without_passwords(to_json(config))
 
 
 def _typed(data: dict[str, Any]) -> SweepConfig:
-    for axis in _LISTS:  # one value is a list of one
+    for axis in _LISTS:  # a single value is a list of one
         if not isinstance(data["search"].get(axis), list):
             data["search"][axis] = [data["search"].get(axis)]
     data["search"]["space"] = flat_space(data["search"].get("space") or {})
@@ -109,7 +100,7 @@ def _typed(data: dict[str, Any]) -> SweepConfig:
 
 
 def _how_to_write(complaint: str) -> str:
-    """What to type where `rl.codec` complains about a type."""
+    """What to type instead, for a message of `rl.codec` about a wrong type."""
     found = re.fullmatch(r"(\S+?)=(.*) should be of type (\w+)", complaint)
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""What changed from one configuration to another, key by key, for a person."""
+"""What differs between two configurations, key by key, for a person."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 WITHOUT_EFFECT_ON_PLAN = ("budget", "dry_run", "gate", "paths", "resume", "retry", "storage", "tracking")
-"""Parts of the configuration that decide how a plan is run, not what it is."""
+"""Sections that decide how a plan is run, not which trials it has."""
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`key: old -> new` for every key of the plan that differs, in the order of the new configuration.
+    """`key: old -> new` for every key that differs, in the order of the new configuration.
+
+    Sections without effect on the plan are left out.
 
     Args:
-        old, new: as `sweeps.config.canonical` gives them.
+        old, new: as `sweeps.config.build.canonical` returns them.
     """
     before = {k: v for k, v in _leaves(old, "") if k.split(".")[0] not in WITHOUT_EFFECT_ON_PLAN}
     after = {k: v for k, v in _leaves(new, "") if k.split(".")[0] not in WITHOUT_EFFECT_ON_PLAN}

@@ -1,4 +1,7 @@
-"""The text of `python sweep.py --help`: commands, groups and the keys people type most, read from `conf/` itself."""
+"""The text of `python sweep.py --help`: commands and groups, read from `conf/`, and the keys that people type most.
+
+Tested in tests/sweeps/config/test_files.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from sweeps.config.overrides import COMMAND, groups, options, stage_commands
 
 TYPED_MOST = {
     "dry_run=true": "print the plan and its cost; run and write nothing",
-    "resume=auto|never|failed|SWEEP": "go on with an unfinished sweep; docs/commands/sweep.md",
+    "resume=auto|never|failed|SWEEP": "which sweep to resume; docs/commands/sweep.md",
     "paths.root=DIR": "where everything is written (default runs)",
     "model.path=PATH_OR_HUB_ID": "with model=hf: a folder, or for example Qwen/Qwen3-0.6B",
     "task.path=PATH": "with task=gsm8k: a .parquet or .jsonl file, or a folder with train and test",
@@ -17,13 +20,13 @@ TYPED_MOST = {
     "search.lr_scaling=[hold,linear]": "trials over hold, sqrt, linear, clip_frac",
     "'search.space={KEY:[A,B]}'": "trials over any other key that can change a result; docs/search.md",
     "search.seeds=[0,1]": "every trial once per seed",
-    "search.trials=N": "how many; a grid is repeated over further seeds until there are N",
-    "search.pruning=asha|median": "end trials early that do poorly at evaluation.every_steps; docs/search.md",
+    "search.trials=N": "number of trials; a grid is repeated over further seeds until there are N",
+    "search.pruning=asha|median": "end poor trials early, at evaluation.every_steps; docs/search.md",
     "stage.steps=N": "length of a trial",
     "'budget.sweep_limit=12.10 USD'": "the most that this sweep may cost",
-    "'gate.force=\"why, in words\"'": "take this stage's closed gate for open, and say why",
-    "'gate.start_anyway=\"why\"'": "start without the open gate of the stage below, and say why",
-    "gate.acknowledge=read-XXXXXX": "start on more cards: what changes was printed, and read",
+    "'gate.force=\"reason\"'": "pass this stage's closed gate, with a reason",
+    "'gate.start_anyway=\"reason\"'": "start without an open gate of the stage below, with a reason",
+    "gate.acknowledge=read-XXXXXX": "start on more cards: confirms that the printed changes were read",
 }
 
 EXAMPLES = (
@@ -44,7 +47,7 @@ def help_text() -> str:
     examples = "\n".join(f"  {COMMAND} {e}" for e in EXAMPLES)
     return f"""Usage: {COMMAND} +stage=STAGE [GROUP=CHOICE ...] [KEY=VALUE ...]
 
-Stages, one of which must be chosen, with the plus sign:
+Stages (choose one, with the plus sign):
 {stage_commands()}
 
 Groups and their choices (the files of conf/, where every key is explained):

@@ -1,4 +1,7 @@
-"""What the machine must satisfy: its cards, its description, how it is acquired and released; and the retries on it."""
+"""What the machine must satisfy: its cards, its description, how it is acquired and released; and the retries on it.
+
+Tested in tests/sweeps/config/test_messages.py and test_text_values.py.
+"""
 
 from __future__ import annotations
 

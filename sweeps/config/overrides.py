@@ -1,7 +1,9 @@
-"""What was typed after `python sweep.py`, judged before Hydra merges it: stage, groups, keys and their spelling.
+"""Checks the overrides typed after `python sweep.py` before Hydra merges them: stage, groups, keys and their spelling.
 
-Hydra's own messages name its inner workings; these say what is wrong, where, and what would be right. Only names are
-judged here; values are judged once they are typed, by `sweeps/config/checks.py`.
+Hydra's own messages name its internals; these messages name the key, the mistake and the remedy. Only names are checked
+here. Values are checked when they have their types, by `sweeps/config/value_checks.py`.
+
+Tested in tests/sweeps/config/test_messages.py and test_files.py.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 COMMAND = "python sweep.py"
 DATA_FOLDERS = ("pricing",)
-"""Folders of `conf/` that hold data, from which nothing is chosen."""
+"""Folders of `conf/` with data. They are not groups."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What there is
+# Groups, options and keys
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -39,20 +41,20 @@ def groups() -> list[str]:
 
 
 def options(group: str) -> list[str]:
-    """What can be chosen in a group. A file that begins with an underscore holds keys that the others share."""
+    """The choices of a group. A file whose name begins with an underscore has keys that the others share."""
     found = sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml") if not p.stem.startswith("_"))
     return sorted(found, key=["smoke", "single", "multi"].index) if group == "stage" else found
 
 
 def about(group: str, option: str) -> str:
-    """The first line of an option's file that says what it is."""
+    """The description of an option: the first comment line of its file."""
     lines = (CONF_DIR / group / f"{option}.yaml").read_text().splitlines()
     return next(line.removeprefix("# ") for line in lines if not line.startswith("# @"))
 
 
 @cache
 def known_keys() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Every key that a configuration can have, and those of them under which any name is allowed."""
+    """Every key of a configuration, and those keys under which any name is allowed."""
     keys: list[str] = []
     open_ended: list[str] = []
     _collect(SweepConfig, "", keys, open_ended)
@@ -69,12 +71,12 @@ def _collect(cls: type, prefix: str, keys: list[str], open_ended: list[str]) -> 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What was typed
+# Overrides
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Judge what was typed.
+    """Check the typed overrides.
 
     Raises:
         ConfigError: not exactly one stage, an unknown group, option or key, or text that cannot be read.
@@ -91,7 +93,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         if override.is_sweep_override():
             key, value = override.key_or_group, _value_text(override)
             right = f"'{key}=[{value}]'" if key.startswith("search.") else f"'{key}=\"{value}\"' if it is a text"
-            raise ConfigError(f"{override.input_line} gives several values where one is taken; write {right}")
+            raise ConfigError(f"{override.input_line} gives several values for a key that takes one; write {right}")
 
 
 def _parse(text: str) -> Override:
@@ -152,7 +154,7 @@ def _check_key(key: str) -> None:
 
 
 def no_such_key(key: str) -> str:
-    """What to say of a key that does not exist: the nearest that does, and its neighbours."""
+    """The message for a key that does not exist: the nearest existing key, and the keys beside it."""
     keys, _ = known_keys()
     candidates = [*keys, *groups()]
     near = difflib.get_close_matches(key, candidates, 1, cutoff=0.75)
@@ -165,40 +167,40 @@ def no_such_key(key: str) -> str:
     return f"there is no key {key!r}{_did_you_mean(near)}{there}"
 
 
-def as_hydra_takes_it(override: str) -> str:
-    """`search.space` begins empty, and Hydra wants plus signs for what is put into it: nobody has to type them."""
+def hydra_override(override: str) -> str:
+    """The override as Hydra accepts it. `search.space` is empty in `conf/`, so Hydra needs plus signs for its keys."""
     return f"++{override}" if override.startswith(("search.space.", "search.space=")) else override
 
 
 def composition_error(error: Exception) -> ConfigError:
-    """What is left of Hydra's and OmegaConf's errors once names are known to be right, in our words."""
+    """An error of Hydra or OmegaConf as a message of ours. Names have been checked before, so few kinds remain."""
     text = str(error).split("\n\nSet the environment variable")[0]
     if found := re.match(r"Could not override '([^']+)'", text):
         key = found[1]
         if any(key.startswith(f"{k}.") for k in known_keys()[1]):
-            return ConfigError(f"{key} is not there yet; a new name is added with a plus sign: +{key}=...")
+            return ConfigError(f"{key} does not exist yet; add a new name with a plus sign: +{key}=...")
         group = key.split(".")[0]
         return ConfigError(
-            f"{key} has no effect on what was chosen in the group {group}; it belongs to another choice of: "
+            f"{key} does not exist for the choice in the group {group}; it belongs to another choice of: "
             f"{', '.join(options(group)) if group in groups() else 'none'}"
         )
     if found := re.match(r"Could not append to config\. An item is already at '([^']+)'", text):
-        return ConfigError(f"{found[1]} is there already: write {found[1]}=..., without a plus sign")
+        return ConfigError(f"{found[1]} exists already: write {found[1]}=..., without a plus sign")
     if found := re.search(r"Missing mandatory value: .*full_key: (\S+?)[;\s]", f"{text.replace(chr(10), ' ')} "):
-        return ConfigError(f"{found[1]} is missing, and what was chosen needs it: add {found[1]}=...")
+        return ConfigError(f"{found[1]} is missing, and the chosen options need it: add {found[1]}=...")
     lines = [line.strip() for line in text.splitlines() if line.strip() and "hydra.cc" not in line]
     return ConfigError("; ".join(lines[:3]) or type(error).__name__)
 
 
 def stage_commands() -> str:
-    """The valid commands, a line each."""
+    """The valid commands, one per line."""
     width = max(len(name) for name in options("stage"))
     lines = (f"  {COMMAND} +stage={name:{width}}   {about('stage', name)}" for name in options("stage"))
     return "\n".join(lines)
 
 
 def _value_text(override: Override) -> str:
-    """The value as it was typed, without brackets and quotes around it."""
+    """The typed value without the brackets and quotes around it."""
     typed = (override.input_line or "").partition("=")[2].strip()
     return typed.strip("[]").strip("\"'")
 

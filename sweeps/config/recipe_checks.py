@@ -1,4 +1,7 @@
-"""What the recipe must satisfy: algorithm, model, task, rollout, evaluation and trainer."""
+"""What the recipe must satisfy: algorithm, model, task, rollout, evaluation and trainer.
+
+Tested in tests/sweeps/config/test_messages.py.
+"""
 
 from __future__ import annotations
 

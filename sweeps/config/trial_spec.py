@@ -1,6 +1,8 @@
 """A trial's specification from the configuration, and the part of it that decides the trial's result.
 
 The hash of that part is the trial's id (`sweeps.planning.plan`).
+
+Tested in tests/sweeps/planning/test_plan.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The composed configuration as typed, frozen dataclasses: what every part of `sweeps` is given.
+"""The composed configuration as typed, frozen dataclasses. Every part of `sweeps` receives its settings in this form.
 
-The specs of one trial (model, task, algorithm, rollout, evaluation, trainer) are those of `rl/spec.py`, as they are.
-This module decides nothing, imports nothing heavy, and never reads a file: `sweeps/config/build.py`
-builds these from `conf/`, and `conf/` explains every key to the person who types it.
+The sections of one trial (model, task, algorithm, rollout, evaluation, trainer) are the classes of `rl/spec.py`.
+`sweeps/config/build.py` builds these objects from `conf/`, whose comments explain every key to the person who types it.
+
+Tested in tests/sweeps/config/test_build.py.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ from sweeps.config.text_values import Duration, PreemptionSource, ReleaseMethod
 
 
 class ConfigError(Exception):
-    """The configuration cannot run. The message says what is wrong, where, and what would be right; exit code 2."""
+    """The configuration cannot run. The message names the key, the value and the remedy; exit code 2."""
 
 
 LrScaling = Literal["hold", "sqrt", "linear", "clip_frac"]
-"""How the learning rate follows the batch: see `conf/search/_base.yaml`."""
+"""How the learning rate follows the batch size: see `conf/search/_base.yaml`."""
 
 
 @dataclass(frozen=True)
 class StageConfig:
-    """One rung of the ladder: its length, what it needs, and what comes after it."""
+    """One stage of the protocol: its length, the cards it needs, and its neighbours."""
 
     name: Literal["smoke", "single", "multi"]
     steps: int
     """Rollout batches per trial."""
     min_cards: int
-    """Fewest cards of a machine on which this stage means anything."""
+    """Fewest cards of a machine on which the stage makes sense."""
     needs_gate_of: str
-    """The stage below, whose open gate this one stands on; empty: it is the first."""
+    """The stage below, whose gate must be open; empty for the first stage."""
     next_stage: str
-    """The stage whose command is printed when the gate opens; empty: this is the last."""
+    """The stage whose command is printed when the gate opens; empty for the last stage."""
 
 
 @dataclass(frozen=True)
 class MachineConfig:
-    """The machine that is rented or owned: facts for planning, and the key of its price."""
+    """The machine that is rented or owned: its hardware for planning, the key of its price, how it is released."""
 
     name: str
     cards: int
@@ -55,25 +56,26 @@ class MachineConfig:
     """Peak of one card's matrix units, bf16 dense with fp32 accumulation, TFLOPS."""
     interconnect: Literal["none", "pcie", "nvlink", "nvswitch"]
     interconnect_gb_per_s: float
-    """Between two cards, both directions together, GB/s; 0 where there is one card."""
+    """Between two cards, both directions together, GB/s; 0 for a machine with one card."""
     provider: str
     sku: str
     """Key of the price in `conf/pricing/`."""
     region: str
-    """Empty: the price does not depend on it."""
+    """Empty where the price does not depend on the region."""
     purchase: Literal["own", "on_demand", "spot", "reserved", "capacity_block", "savings_plan"]
     watts: float
-    """Own hardware: mean draw of the whole machine under load, W, for `sku: electricity`; 0 on rented machines."""
+    """Own hardware: mean power draw of the whole machine under load, W, for `sku: electricity`; 0 when rented."""
     cluster: str
-    """auto: the Ray that RAY_ADDRESS names, else our own on this host. local: our own. Else a Ray's host:port."""
+    """auto: the Ray that RAY_ADDRESS names, else a new one on this host. local: a new one on this host. Else the
+    HOST:PORT of a Ray."""
     up: str
-    """Command that brings the machine up; empty: it is there."""
+    """Shell command that starts the machine; empty: the machine is running already."""
     down: ReleaseMethod | None
     """How the machine is released; None: this program does not release it."""
     down_unsaved: bool
     """Release the machine although checkpoints or artifacts exist on it only."""
     instance_id: str
-    """The provider's id of it; empty: the metadata service is asked where it is needed."""
+    """The provider's id of the machine; empty: the metadata service is asked where the id is needed."""
     max_idle: Duration | None
     """The sweep stops when no trial has run for this long; None: it never stops for that reason."""
     deadman: Duration | None
@@ -83,7 +85,7 @@ class MachineConfig:
 
     @property
     def hardware(self) -> str:
-        """For people: `8 x NVIDIA H100 80GB HBM3, 80 GiB at 3350 GB/s each, nvswitch 900 GB/s`."""
+        """For tables: `8 x NVIDIA H100 80GB HBM3, 80 GiB at 3350 GB/s each, nvswitch 900 GB/s`."""
         several = self.cards > 1
         count, each = (f"{self.cards} x ", " each") if several else ("", "")
         between = f", {self.interconnect} {self.interconnect_gb_per_s:g} GB/s" if several else ""
@@ -93,65 +95,68 @@ class MachineConfig:
 
 @dataclass(frozen=True)
 class AxisConfig:
-    """What one key is varied over: a range from `low` to `high`, or `choices`. `sweeps/planning/space.py` reads it."""
+    """The values of one varied key: a range from `low` to `high`, or `choices`. See `sweeps/config/axes.py`."""
 
     low: float | None = None
     high: float | None = None
     log: bool = False
-    """Drawn evenly over the logarithm."""
+    """Draw evenly over the logarithm."""
     step: float | None = None
-    """Only `low` plus whole multiples of this; None: any number, any whole number for a key that is one."""
+    """Only `low` plus whole multiples of this; None: any number, or any whole number where the key is one."""
     choices: tuple[Any, ...] = ()
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The key is varied only where each of these other keys of the space has one of these values."""
+    """The key is varied only where each of these other varied keys has one of these values."""
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Which points of the search space become trials, on how many cards, and which of them end early."""
+    """Which points of the search space become trials, on how many cards, and which trials are pruned."""
 
     method: Literal["grid", "random", "optuna"]
     prompts_per_step: tuple[int, ...]
     group_size: tuple[int, ...]
     lr_scaling: tuple[LrScaling, ...]
     space: Mapping[str, AxisConfig]
-    """Further keys, by their dotted name. `prompts_per_step`, `group_size` and `lr_scaling` here replace their list."""
+    """Further keys, by dotted name. `prompts_per_step`, `group_size` and `lr_scaling` here replace the lists above."""
     seeds: tuple[int, ...]
     trials: int | None
-    """How many trials there shall be. Grid: it is repeated over further seeds until then; None: the grid once."""
+    """Number of trials. A grid is repeated over further seeds until there are this many; None: the grid once."""
     sampler_seed: int
-    """Seeds the points of `random` and `optuna`, not the trials."""
+    """Seed of the random draws of `random` and `optuna`; the trials have seeds of their own."""
     startup_trials: int
-    """optuna: points that are drawn at random before its model is asked."""
+    """optuna: points that are drawn at random before its model proposes."""
     pruning: Literal["none", "asha", "median"]
     pruning_min_trials: int
-    """Trials of the same seed, the judged one included, that must have come as far before one is ended."""
+    """Trials of the same seed, the judged one included, that must have come this far before one is pruned."""
     pruning_warmup_completions: int | None
-    """None: the completions of the largest batch of the space at its first evaluation."""
+    """No trial is pruned before this; None: the completions of the largest batch at its first evaluation."""
     pruning_factor: int
-    """asha: the best 1 of so many goes on, and each rung is so many times as far as the one before."""
+    """asha: 1 in this many trials goes on at a rung, and each rung is this many times as far as the one before."""
     pruning_percentile: float
-    """median: a trial ends below this percentile of the others."""
+    """median: a trial is pruned below this percentile of the others."""
     cards_per_trial: int
-    """Never 0 here: `conf/` writes 0 for every card of the machine, and that is resolved."""
+    """At least 1: a 0 in `conf/` is replaced by the number of the machine's cards."""
     max_concurrent: int
     """Trials that run at once; 0: as many as the cards allow."""
 
 
 @dataclass(frozen=True)
 class RetryConfig:
-    """How often a trial is tried again, by the kind of its failure. What cannot run as configured never is."""
+    """How often a failed trial is retried, by kind of failure.
+
+    A trial that cannot run as configured is never retried.
+    """
 
     crashes: int
     backoff_seconds: float
-    """Wait before the first retry after a crash; twice as long before each further one."""
+    """Wait before the first retry after a crash; doubled before each further one."""
     out_of_memory: int
-    """Each time with half the micro-batch."""
+    """Each retry halves the micro-batch."""
     hangs: int
     hung_after_seconds: float
-    """Silence after which an attempt is taken for hung and ended."""
+    """An attempt that reports nothing for this long is ended as hung."""
     preemptions: int | None
-    """None: as often as it happens."""
+    """None: no limit."""
 
 
 MONEY_KEYS = ("trial_limit", "sweep_limit", "stage_limit", "month_limit", "trial_bound")
@@ -160,23 +165,23 @@ MONEY_KEYS = ("trial_limit", "sweep_limit", "stage_limit", "month_limit", "trial
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """What may be spent, and who answers for it."""
+    """What may be spent, and who is charged."""
 
     trial_limit: Money | None
-    """For each trial, its cards alone. An amount with its currency, e.g. `12.10 USD`; None: no limit, as below."""
+    """For the cards of each trial; None, here and below: no limit."""
     sweep_limit: Money | None
     stage_limit: Money | None
     """For all sweeps of this stage in this ledger together."""
     month_limit: Money | None
-    """For everything in this ledger, in each calendar month (UTC)."""
+    """For everything in this ledger, per calendar month (UTC)."""
     trial_bound: Money | None
-    """What is set aside for a trial before it starts; None: its time as measured, with an allowance."""
+    """Reserved for a trial before it starts; None: the cost of its forecast time with an allowance."""
     at_limit: Literal["stop", "pause"]
-    """What a sweep does at a limit that is spent, or has no room for any trial that is left."""
+    """What a sweep does when a limit is spent, or has no room for any of the remaining trials."""
     allow_unpriced: bool
-    """Run where no price is known, and print UNPRICED; otherwise a missing price is an error."""
+    """Run without a known price and print UNPRICED; otherwise a missing price is an error."""
     owner: str
-    """Whom the sweep is charged to; empty: the machine's owner."""
+    """Who is charged; empty: the machine's owner."""
     project: str
     cost_center: str
     tags: Mapping[str, str]
@@ -192,47 +197,47 @@ class BudgetConfig:
 
 @dataclass(frozen=True)
 class GateConfig:
-    """When a stage's result is good enough to go on."""
+    """When the result of a stage is good enough for the next stage."""
 
     ratio_tolerance: float
     """Largest |ratio_mean - 1| on the first update of a trial, where sampling and training agree by construction."""
     max_logp_diff: float
     """Largest mean |log pi_old - log pi_sample| of a step on fresh rollouts, nats per token."""
     force: str
-    """Why a closed gate is to be taken for open; empty: it is not."""
+    """Why a closed gate counts as open; empty: it does not."""
     start_anyway: str
-    """Why a stage may start although the one below it has opened no gate; empty: it may not."""
+    """Why a stage may start without an open gate of the stage below; empty: it may not."""
     acknowledge: str
-    """The token that was printed with what changes on the way to more cards; empty: not read yet."""
+    """The token that was printed with the changes on the way to more cards; empty: not confirmed yet."""
 
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Where the ledger and the journal are kept, and where checkpoints, artifacts and snapshots go."""
+    """Where ledger and journal are stored, and where checkpoints, artifacts and snapshots are uploaded to."""
 
     database_url: str | None
     """An SQLAlchemy URL; None: SQLite at `ledger.db` under `paths.root`."""
     bucket: str | None
-    """An S3 bucket for checkpoints, artifacts and snapshots of the ledger; None: all stays on this machine."""
+    """An S3 bucket for checkpoints, artifacts and snapshots of the ledger; None: nothing is uploaded."""
     prefix: str
-    """What the keys in the bucket begin with; empty: the bucket's top."""
+    """Start of every key in the bucket; empty: the top of the bucket."""
     endpoint_url: str
     """An S3 server other than AWS; empty: boto3's own settings."""
     region: str
     """The bucket's region; empty: boto3's own settings."""
     keep_last: int
-    """Of each trial's checkpoints in the bucket, how many of the newest stay."""
+    """How many of each trial's newest checkpoints stay in the bucket."""
     keep_best: bool
-    """So does the one with the best evaluation."""
+    """The checkpoint with the best evaluation stays too."""
     keep_first: bool
-    """So does the first."""
+    """The first checkpoint stays too."""
     wait_seconds: float
-    """How long the end of a sweep waits for what is not in the bucket yet."""
+    """How long the end of a sweep waits for unfinished uploads."""
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Where people look at the curves."""
+    """Where the curves go for people to look at."""
 
     uri: str | None
     """An MLflow tracking URI; None: SQLite at `mlflow.db` under `paths.root`."""
@@ -241,10 +246,10 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class PathsConfig:
-    """Folders; a leading `~` is already expanded, the rest is relative to where the command was typed."""
+    """Folders. A leading `~` is expanded; a relative folder is relative to where the command was typed."""
 
     root: str
-    """Everything that a sweep writes."""
+    """Everything that sweeps write."""
     cache: str
     """Converted and warmed models, kept between sweeps."""
 
@@ -271,5 +276,5 @@ class SweepConfig:
     dry_run: bool
     """Print the plan and its cost; run and write nothing."""
     resume: str
-    """auto: go on with an unfinished sweep of the same plan. never: a new sweep. failed: run the failed trials of the
-    newest sweep of the same plan again. Else the name of a sweep."""
+    """auto: resume an unfinished sweep of the same plan. never: start a new sweep. failed: run the failed trials of the
+    newest sweep of the same plan again. Otherwise the name of the sweep to resume."""

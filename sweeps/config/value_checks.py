@@ -3,6 +3,8 @@
 Apart from looking whether a named file or folder exists, these checks read nothing. Whoever loads a model, a task or a
 price reports what is wrong with it, still before anything is billed. `sweeps/config/search_checks.py` checks the
 search space.
+
+Tested in tests/sweeps/config/test_messages.py.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import SweepLockedError
 from cost.records import StoreError
 from rl.spec import Stop, StopKind
-from sweeps.config.build import ConfigError, canonical
-from sweeps.config.types import SweepConfig
+from sweeps.config.build import canonical
+from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.driver import deadman
 from sweeps.driver.controller import SweepController
 from sweeps.driver.finish import (

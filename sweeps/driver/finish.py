@@ -8,7 +8,7 @@ from cost.copies.s3 import BucketError
 from cost.copies.s3_snapshot import archive
 from cost.ledger.sqlite_copy import daily_backup
 from cost.records import StoreError
-from sweeps.config.build import CONF_DIR
+from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.session import Session
 from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import SweepRecord, TrialState

@@ -18,9 +18,9 @@ from cost.ledger.sweep_lock import LOCK, SweepLockedError, lock_owner, sweep_loc
 from cost.records import NoLedgerError, StoreError
 from rl.spec import ConfigurationError
 from sweeps.config.axes import recipes
-from sweeps.config.build import ConfigError, canonical
+from sweeps.config.build import canonical
 from sweeps.config.diff import changed_keys
-from sweeps.config.types import SweepConfig
+from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep_ids
 from sweeps.machines.machine import ray_address

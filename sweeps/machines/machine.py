@@ -19,8 +19,8 @@ from cost.money import Money
 from cost.prices.billing import load_rules
 from cost.prices.book import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
 from cost.records import FORECASTS, Lease, LedgerError
-from sweeps.config.build import CONF_DIR, ConfigError
-from sweeps.config.types import SweepConfig
+from sweeps.config.overrides import CONF_DIR
+from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import decisions, replay
 from sweeps.planning.plan import PlannedTrial

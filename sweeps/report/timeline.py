@@ -84,7 +84,7 @@ def read_costs(ledger: Ledger, sweep_id: str, moments: list[int], now_ns: int, s
     """
     from cost.charges.attribution import attribute
     from cost.prices.book import PriceBook
-    from sweeps.config.build import CONF_DIR
+    from sweeps.config.overrides import CONF_DIR
 
     book = PriceBook.load(CONF_DIR / "pricing")
     found = attribute(ledger, book, now_ns, sweep_id=sweep_id, cuts=sorted(set(moments)), by_phase=False)

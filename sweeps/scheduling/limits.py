@@ -17,8 +17,7 @@ from cost.ledger.ledger import Ledger
 from cost.money import Money
 from cost.prices.book import PriceRow
 from cost.prices.fx import MissingRateError, Rate, convert, load_rates, rate_notes
-from sweeps.config.build import ConfigError
-from sweeps.config.types import MONEY_KEYS, SweepConfig
+from sweeps.config.types import MONEY_KEYS, ConfigError, SweepConfig
 from sweeps.machines.machine import Pricing, money_text
 
 WARN_AT_PERCENT = (50, 80, 95)

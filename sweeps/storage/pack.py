@@ -22,7 +22,7 @@ from cost.copies.s3 import bucket_of, connected
 from cost.ledger.ledger import Ledger
 from cost.prices.book import instant_text
 from cost.records import LedgerError
-from sweeps.config.build import CONF_DIR
+from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.resume import end_lost_attempts_of_all
 from sweeps.journal.journal import SweepRecord, load, sweep_ids
 from sweeps.storage import s3_checkpoints

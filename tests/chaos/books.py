@@ -27,7 +27,7 @@ from cost.reports.csv_json import CSV_PLACES
 from rl.codec import to_json
 from rl.spec import StepReport
 from rl.trainers.simulated import SimulatedTrainer
-from sweeps.config.build import CONF_DIR
+from sweeps.config.overrides import CONF_DIR
 from sweeps.config.types import SweepConfig
 from sweeps.journal.journal import SweepRecord, TrialState, load, sweep_events, sweep_ids
 from sweeps.journal.messages import Reports, reports, words_in

@@ -15,7 +15,7 @@ import pytest
 from cost.ledger.ledger import Ledger
 from cost.prices.book import PriceBook
 from cost.reports.by_trial import sweep_report
-from sweeps.config.build import CONF_DIR
+from sweeps.config.overrides import CONF_DIR
 from sweeps.journal.journal import TrialState, load, sweep_ids
 from tests.chaos.named_moments import (
     both_at_once,

@@ -14,7 +14,8 @@ from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import sweep_lock
 from rl.spec import SetLr, StepReport, Stop
 from sweeps.cli.main import app
-from sweeps.config.build import ConfigError, compose
+from sweeps.config.build import compose
+from sweeps.config.types import ConfigError
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
 from sweeps.driver.resume import earlier_sweeps, end_lost_attempts_of_all, held_sweep, to_go_on_with

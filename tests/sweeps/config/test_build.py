@@ -12,8 +12,8 @@ from cost.clock import SystemClock
 from cost.money import Money
 from cost.prices.book import PURCHASE, PriceBook
 from rl.codec import from_json
-from sweeps.config.build import CONF_DIR, canonical, compose
-from sweeps.config.overrides import options
+from sweeps.config.build import canonical, compose
+from sweeps.config.overrides import CONF_DIR, options
 from sweeps.config.types import ConfigError, MachineConfig, SweepConfig
 from sweeps.planning.plan import make_plan
 
@@ -39,7 +39,7 @@ def test_the_tables_of_this_test_cover_every_stage_and_every_machine() -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_composes_with_every_machine_and_keeps_what_costs_money(stage: str, machine: str) -> None:
+def test_every_stage_composes_with_every_machine_to_the_values_that_cost_money(stage: str, machine: str) -> None:
     provider, sku, region, purchase, cards = MACHINES[machine]
     steps, trials, cards_per_trial = STAGES[stage]
     if stage == "multi" and cards == 1:
@@ -79,20 +79,20 @@ def test_the_purchase_options_of_a_machine_are_those_of_the_price_book() -> None
     assert typing.get_args(typing.get_type_hints(MachineConfig)["purchase"]) == (PURCHASE[-1], *PURCHASE[:-1])
 
 
-def test_a_machine_of_ones_own_is_the_default_except_for_the_stage_that_needs_many_cards() -> None:
+def test_the_own_machine_is_the_default_except_for_the_stage_on_many_cards() -> None:
     assert compose(["+stage=smoke"]).machine.name == "cpu"
     assert compose(["+stage=single"]).machine.name == "cpu"
     assert compose(["+stage=multi"]).machine.name == "h100x8"
 
 
-def test_what_is_typed_wins_over_the_stage_and_over_the_model() -> None:
+def test_a_typed_value_overrides_stage_and_model() -> None:
     cfg = compose(["+stage=multi", "machine=p5", "search.prompts_per_step=[16]", "model=tiny", "algorithm.lr=2e-3"])
     assert cfg.machine.name == "p5"
     assert cfg.search.prompts_per_step == (16,)
     assert cfg.algorithm.lr == 2e-3
 
 
-def test_the_order_of_what_is_typed_does_not_matter() -> None:
+def test_the_order_of_the_overrides_does_not_matter() -> None:
     typed = ["+stage=multi", "machine=p5", "model=tiny", "task=products"]
     assert compose(typed) == compose(typed[::-1])
 
@@ -148,14 +148,14 @@ def test_every_task_composes(task: str) -> None:
     assert "{question}" in compose(["+stage=smoke", f"task={task}", *extra]).task.prompt_template
 
 
-def test_every_option_of_every_group_that_the_tests_above_leave_out_composes() -> None:
+def test_every_option_of_the_remaining_groups_composes() -> None:
     for group in ("search", "budget", "gate", "storage", "tracking"):
         for option in options(group):
             needed = ["storage.bucket=books"] if option == "s3" else []
             assert compose(["+stage=smoke", f"{group}={option}", *needed]).stage.name == "smoke"
 
 
-def test_what_a_sweep_has_to_be_charged_by_is_required_before_it_starts(monkeypatch) -> None:
+def test_required_tags_are_checked_before_the_sweep_starts(monkeypatch) -> None:
     needed = ["+stage=smoke", "budget.required_tags=[owner,project,cost_center,team]"]
     monkeypatch.delenv("USER", raising=False)
     with pytest.raises(ConfigError) as refused:
@@ -172,7 +172,7 @@ def test_what_a_sweep_has_to_be_charged_by_is_required_before_it_starts(monkeypa
 
 def test_snapshots_need_a_bucket_and_take_no_password() -> None:
     with pytest.raises(
-        ConfigError, match=r"storage\.bucket is missing, and what was chosen needs it: add storage\.bucket=\.\.\."
+        ConfigError, match=r"storage\.bucket is missing, and the chosen options need it: add storage\.bucket=\.\.\."
     ):
         compose(["+stage=smoke", "storage=s3"])
     with pytest.raises(ConfigError, match=r"storage\.bucket=B should be the name of an S3 bucket"):
@@ -205,7 +205,7 @@ def test_a_home_folder_is_expanded_and_the_cache_follows_the_root() -> None:
     assert cfg.paths.cache == str(Path.home() / "my-runs/cache")
 
 
-def test_text_with_commas_money_and_new_task_parameters_arrive_as_typed() -> None:
+def test_text_with_commas_money_and_new_task_parameters_keep_their_values() -> None:
     cfg = compose(
         ["+stage=smoke", 'gate.force="low, but ok"', "budget.sweep_limit=12.10 USD", "+task.params.allow_negation=true"]
     )
@@ -229,7 +229,7 @@ def test_the_canonical_form_holds_no_password() -> None:
     assert "postgresql+psycopg://ann:***@db.example:5432/ledger" in text
 
 
-def test_a_machine_says_what_it_is() -> None:
+def test_a_machine_describes_its_hardware() -> None:
     assert compose(["+stage=multi"]).machine.hardware == (
         "8 x NVIDIA H100 80GB HBM3, 80 GiB at 3350 GB/s each, nvswitch 900 GB/s"
     )

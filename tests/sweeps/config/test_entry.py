@@ -49,7 +49,7 @@ def sweep(cwd: Path, *typed: str, env: dict[str, str] | None = None) -> subproce
         (["--multirun", "+stage=smoke"], "search.seeds=[0,1,2]"),
     ],
 )
-def test_a_mistake_is_one_message_and_exit_code_2_without_loading_anything_heavy(
+def test_a_bad_configuration_gives_one_message_and_exit_code_2_without_heavy_imports(
     tmp_path: Path, typed: list[str], says: str
 ) -> None:
     done = sweep(tmp_path, *typed)
@@ -62,7 +62,7 @@ def test_a_mistake_is_one_message_and_exit_code_2_without_loading_anything_heavy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_driver_gets_the_configuration_and_gives_the_exit_code_and_hydra_writes_nothing(tmp_path: Path) -> None:
+def test_the_driver_receives_the_configuration_and_returns_the_exit_code_and_hydra_writes_nothing(tmp_path: Path) -> None:
     done = sweep(tmp_path, "with-a-driver", "+stage=multi", "paths.root=elsewhere")
     assert done.returncode == 3
     assert "DRIVER multi h100x8 elsewhere" in done.stdout

@@ -14,9 +14,8 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from sweeps.config.build import CONF_DIR
 from sweeps.config.help import TYPED_MOST, help_text
-from sweeps.config.overrides import about, groups, known_keys, options
+from sweeps.config.overrides import CONF_DIR, about, groups, known_keys, options
 from sweeps.config.types import StageConfig, SweepConfig
 
 ROOT = CONF_DIR.parent
@@ -49,7 +48,7 @@ def test_every_key_has_a_comment_on_the_line_above(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_every_file_begins_with_what_it_is_for(path: Path) -> None:
+def test_every_file_begins_with_its_purpose(path: Path) -> None:
     first = next(line for line in (CONF_DIR / path).read_text().splitlines() if not line.startswith("# @"))
     assert first.startswith("# ")
     assert len(first.split()) >= 5
@@ -64,7 +63,7 @@ def test_there_is_a_group_for_every_part_of_the_configuration_and_no_other() -> 
     assert set(groups()) == parts - {"evaluation", "paths", "retry"}
 
 
-def test_a_machine_is_called_what_its_file_is_called() -> None:
+def test_the_name_of_a_machine_is_the_name_of_its_file() -> None:
     for name in options("machine"):
         assert yaml.safe_load((CONF_DIR / f"machine/{name}.yaml").read_text())["name"] == name
 
@@ -111,7 +110,7 @@ def test_every_key_does_something() -> None:
     assert unused - PENDING == set()
 
 
-def test_the_help_names_only_what_there_is() -> None:
+def test_the_help_names_only_existing_keys_and_all_options() -> None:
     keys = set(known_keys()[0])
     typed = {k.strip("'").partition("=")[0] for k in TYPED_MOST}
     assert typed <= keys
@@ -124,7 +123,7 @@ def test_the_help_names_only_what_there_is() -> None:
         assert about("stage", stage) in text
 
 
-def test_the_user_guide_names_only_what_there_is() -> None:
+def test_the_user_guide_names_only_existing_keys_and_all_options() -> None:
     """The guide is written by hand: what it shows as code and looks like a choice or a key must exist."""
     keys, open_ended = known_keys()
     text = (ROOT / "docs/configuration.md").read_text()

@@ -44,10 +44,10 @@ NAMES = [
     (["++machine.no_such_key=1"], ("no key 'machine.no_such_key'", "machine has: ")),
     (["pricing=aws"], ("no key 'pricing'",)),
     (["+paths.root=x"], ("write paths.root=..., without a plus sign",)),
-    (["trainer.simulated.crash_at_step=3"], ("no effect", "group trainer", "native, simulated")),
+    (["trainer.simulated.crash_at_step=3"], ("does not exist", "group trainer", "native, simulated")),
     (["task.params.foo=3"], ("+task.params.foo=",)),
     (["search.seeds=0,1"], ("'search.seeds=[0,1]'",)),
-    (["search.seeds=range(3)"], ("several values where one is taken",)),
+    (["search.seeds=range(3)"], ("several values for a key that takes one",)),
     (["gate.force=low, but ok"], ("'gate.force=\"low, but ok\"'",)),
     (["search.seeds=[0,1"], ("'search.seeds=[0,1' cannot be read", "lists are written search.seeds=[1,2]")),
 ]
@@ -158,12 +158,12 @@ def test_a_bad_name_type_or_value_is_one_sentence_with_its_place_and_remedy(
     assert not re.search(r"hydra|omegaconf|struct|SweepConfig|HYDRA_FULL_ERROR|Traceback", text, re.IGNORECASE), text
 
 
-def test_all_bad_values_are_told_at_once() -> None:
+def test_all_bad_values_are_reported_in_one_message() -> None:
     text = message(["+stage=smoke", "search.group_size=1", "rollout.top_p=0.5", "gate.ratio_tolerance=-1"])
     assert len(text.splitlines()) == 3
 
 
-def test_the_same_problem_of_several_trials_is_told_once() -> None:
+def test_a_problem_that_several_trials_share_is_reported_once() -> None:
     text = message(["+stage=smoke", "search.prompts_per_step=[2,4,8]", "algorithm.lr=0"])
     assert len(text.splitlines()) == 1
 

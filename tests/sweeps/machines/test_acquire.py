@@ -11,7 +11,8 @@ from cost.clock import FakeClock
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import sweep_lock
-from sweeps.config.build import ConfigError, compose
+from sweeps.config.build import compose
+from sweeps.config.types import ConfigError
 from sweeps.driver import driver
 from sweeps.driver.driver import run
 from sweeps.machines import acquire, machine, release

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.build import ConfigError, compose
+from sweeps.config.build import compose
+from sweeps.config.types import ConfigError
 from sweeps.machines.cards import hold_cards
 
 CPU = compose(["+stage=smoke"]).machine

@@ -13,7 +13,8 @@ from cost.charges.power import STREAM
 from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import Change, set_state
 from cost.prices.billing import load_rules
-from sweeps.config.build import ConfigError, compose
+from sweeps.config.build import compose
+from sweeps.config.types import ConfigError
 from sweeps.machines.machine import find_price, hold_machine, machine_instance
 
 CHARGED = ["budget.owner=ann", "budget.project=ladder", "budget.cost_center=k17", "+budget.tags.team=rl"]

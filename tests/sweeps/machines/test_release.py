@@ -15,9 +15,9 @@ from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.records import UsageKey
 from rl.spec import Stop, StopKind
-from sweeps.config.build import ConfigError, compose
+from sweeps.config.build import compose
 from sweeps.config.text_values import ReleaseMethod
-from sweeps.config.types import MachineConfig
+from sweeps.config.types import ConfigError, MachineConfig
 from sweeps.journal.events import DriverEnd
 from sweeps.machines import release
 from sweeps.machines.machine import find_price, hold_machine

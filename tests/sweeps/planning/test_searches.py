@@ -6,7 +6,8 @@ import shlex
 
 import pytest
 
-from sweeps.config.build import CONF_DIR, compose
+from sweeps.config.build import compose
+from sweeps.config.overrides import CONF_DIR
 from sweeps.planning.plan import make_plan, trial_spec
 from tests.sweeps.search_spaces import LR_RANGE, ONE_POINT, smoke
 

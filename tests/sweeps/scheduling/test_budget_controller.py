@@ -11,7 +11,7 @@ from cost.clock import FakeClock
 from cost.money import Money
 from cost.prices.book import instant_ns
 from cost.reports.by_trial import sweep_report
-from sweeps.config.build import ConfigError
+from sweeps.config.types import ConfigError
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 from tests.sweeps.paid import PaidSweep, a_book, a_paid_sweep, reserved

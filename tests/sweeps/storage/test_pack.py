@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from cost.ledger.ledger import Ledger
 from sweeps.cli.main import app
-from sweeps.config.build import CONF_DIR, compose
+from sweeps.config.build import compose
+from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import EXIT_GATE, EXIT_INTERRUPTED, run
 from sweeps.journal.journal import load, sweep_ids

@@ -11,8 +11,8 @@ import pytest
 
 from cost.copies.s3 import Bucket, connected
 from cost.ledger.ledger import Ledger
-from sweeps.config.build import ConfigError, compose
-from sweeps.config.types import SweepConfig
+from sweeps.config.build import compose
+from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import EXIT_INTERRUPTED, run
 from sweeps.journal.journal import SweepRecord, load, sweep_ids
