@@ -1,4 +1,4 @@
-"""What the choices add up to: stages, machines, models, tasks, and the values that cost money."""
+"""What the options compose to: stages, machines, models, tasks, and the values that cost money."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""conf/ itself: every key is explained, every key has a field, every field has a key, and every key does something."""
+"""conf/ itself: every key has a comment, a field and a reader, and every field has a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong, where, and what would be right: the message for each kind of bad configuration."""
+"""The message for each kind of bad configuration: the key, the mistake and the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sweeps.config.types import ConfigError
 
 ALL_COMMANDS = ("python sweep.py +stage=smoke", "python sweep.py +stage=single", "python sweep.py +stage=multi")
 
-# What is typed, and what the message must hold (all of it).
+# The overrides, and texts that the message must contain.
 STAGE = [
     ([], ("no stage was chosen", *ALL_COMMANDS)),
     (["machine=h100"], ("no stage was chosen", *ALL_COMMANDS)),
