@@ -59,7 +59,7 @@ OUR_CHANGES: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenBatch:
+class FixedBatch:
     """PROMPTS x GROUP completions of unequal length with everything that a loss looks at fixed; logits are raw."""
 
     prompts: list[list[int]]
@@ -72,7 +72,7 @@ class FrozenBatch:
     reference_logits: Tensor
 
 
-def frozen_batch(seed: int = 0) -> FrozenBatch:
+def fixed_batch(seed: int = 0) -> FixedBatch:
     """Ratios far enough from 1 that both clips act, one group of equal rewards, lengths from 1 to 7 tokens."""
     g = torch.Generator().manual_seed(seed)
     n = PROMPTS * GROUP
@@ -83,7 +83,7 @@ def frozen_batch(seed: int = 0) -> FrozenBatch:
     old = reference + 0.3 * torch.randn(shape, generator=g, dtype=torch.float64)
     new = old + 0.3 * torch.randn(shape, generator=g, dtype=torch.float64)
     group_prompts = [torch.randint(1, VOCABULARY, (k,), generator=g).tolist() for k in prompt_lengths]
-    return FrozenBatch(
+    return FixedBatch(
         prompts=[p for p in group_prompts for _ in range(GROUP)],
         completions=[torch.randint(1, VOCABULARY, (k,), generator=g).tolist() for k in lengths],
         sampler_logprobs=[(-3 * torch.rand(k, generator=g, dtype=torch.float64)).tolist() for k in lengths],
@@ -105,7 +105,7 @@ def algorithm(case: str) -> AlgorithmSpec:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def our_quantities(case: str, data: FrozenBatch) -> dict[str, Tensor]:
+def our_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
     """QUANTITIES of our code, float64; the gradient is that with respect to the logits of every position."""
     spec = algorithm(case)
     leaf = data.new_logits.clone().requires_grad_()
@@ -175,7 +175,7 @@ class FixedModel(nn.Module):
         )
 
 
-def trl_quantities(case: str, data: FrozenBatch) -> dict[str, Tensor]:
+def trl_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
     """QUANTITIES of TRL's code; a clip fraction that TRL does not report (cispo's lower) is left out."""
     from accelerate import Accelerator
     from trl.trainer.grpo_trainer import GRPOTrainer
@@ -283,7 +283,7 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     return (ours - theirs).abs().max().item() / largest if largest else 0.0
 
 
-def compare(case: str, data: FrozenBatch) -> dict[str, float]:
+def compare(case: str, data: FixedBatch) -> dict[str, float]:
     """Relative difference of every quantity that TRL reports, for one case."""
     ours, theirs = our_quantities(case, data), trl_quantities(case, data)
     return {name: relative_difference(ours[name], theirs[name]) for name in QUANTITIES if name in theirs}
@@ -298,7 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ImportError:
         print("TRL is not installed; install the bench extra: pip install -e .[bench]", file=sys.stderr)
         return 2
-    data = frozen_batch()
+    data = fixed_batch()
     print(f"TRL {trl.__version__}, float64, {PROMPTS} x {GROUP} completions, largest relative difference")
     print("(-: TRL reports no such metric)")
     print("  ".join(["algorithm".ljust(26), *(q.rjust(10) for q in QUANTITIES)]))

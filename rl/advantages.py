@@ -1,7 +1,7 @@
-"""From rewards to advantages: pure functions over whole groups, float64 inside. Never sees a token or a model.
+"""Advantages from rewards: pure functions over whole groups of completions, computed in float64.
 
-The order is: weighted rewards, plus the overlong penalty, minus the KL in the reward; then `zero_variance` and
-`advantages` on that same sum. Formulas and papers: docs/algorithms.md.
+Order of use: take the weighted rewards, add the overlong penalty, subtract the KL in the reward. Give that sum to both
+`zero_variance` and `advantages`. Formulas and papers: docs/algorithms.md.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -16,33 +16,39 @@ from rl.spec import AlgorithmSpec, ConfigurationError
 
 
 def advantages(rewards: Float[Tensor, "prompts group"], spec: AlgorithmSpec) -> Float[Tensor, "prompts group"]:
-    """Advantages of every completion of a rollout batch, float64. Row p holds the G completions of one prompt.
+    """Advantage of every completion of a rollout batch, float64. Row p has the G completions of one prompt.
 
     `group_std` and `batch_std` are standard deviations with ddof=1, plus `advantage_eps`, as in TRL. A group whose
-    rewards are all equal gets exactly 0. The whole rollout batch must be given at once: `batch_std` looks across
-    prompts.
+    rewards are all equal gets exactly 0. Pass the whole rollout batch at once: `batch_std` is taken over all prompts.
 
     Raises:
         ConfigurationError: G < 2, where every advantage would be 0 and nothing would be trained.
-        ValueError: a reward is NaN or infinite (a scorer that failed counts as 0, it is not passed on).
+        ValueError: a reward is NaN or infinite, or `rewards` is not a matrix. Callers replace the reward of a failed
+            scorer by 0 before.
     """
     _check_groups(rewards)
     r = rewards.double()
     group = r.shape[1]
     centred = r - r.mean(dim=1, keepdim=True)
     if spec.advantage_baseline == "leave_one_out":
-        # r_i minus the mean of the others (RLOO) is the group-mean form times G / (G - 1).
+        # RLOO subtracts the mean of the other completions; that equals the group-mean form times G / (G - 1).
         centred = centred * (group / (group - 1))
     if spec.advantage_scale == "group_std":
         centred = centred / (r.std(dim=1, correction=1, keepdim=True) + spec.advantage_eps)
     elif spec.advantage_scale == "batch_std":
         centred = centred / (r.std(correction=1) + spec.advantage_eps)
-    # Equal rewards such as 0.35 have a mean that is off by a rounding error, which a small std would blow up.
+    # The mean of equal rewards such as 0.35 has a rounding error, which division by a small std would magnify.
     return torch.where(zero_variance(rewards)[:, None], 0.0, centred)
 
 
 def zero_variance(rewards: Float[Tensor, "prompts group"]) -> Bool[Tensor, " prompts"]:
-    """Groups whose rewards are all equal: they teach nothing. Give it what the advantage is computed from."""
+    """Per group: whether all its rewards are equal, so that it contributes no gradient.
+
+    Pass the same rewards as to `advantages`.
+
+    Raises:
+        ConfigurationError, ValueError: as `advantages`.
+    """
     _check_groups(rewards)
     return (rewards == rewards[:, :1]).all(dim=1)
 
@@ -50,10 +56,10 @@ def zero_variance(rewards: Float[Tensor, "prompts group"]) -> Bool[Tensor, " pro
 def overlong_penalty(
     lengths: Int[Tensor, "*shape"], max_completion_tokens: int, spec: AlgorithmSpec
 ) -> Float[Tensor, "*shape"]:
-    """What is *added* to the reward of a long completion, float64, in [-`overlong_penalty`, 0] (DAPO, eq. 13).
+    """Penalty to *add* to the reward of each completion, float64, in [-`overlong_penalty`, 0] (DAPO, eq. 13).
 
-    0 up to `max_completion_tokens - overlong_buffer_tokens`, then linear down to `-overlong_penalty` at
-    `max_completion_tokens`.
+    `lengths` are completion tokens. The penalty is 0 up to `max_completion_tokens - overlong_buffer_tokens` and falls
+    linearly to `-overlong_penalty` at `max_completion_tokens`.
     """
     if spec.overlong_buffer_tokens == 0:
         return torch.zeros_like(lengths, dtype=torch.float64)
@@ -68,9 +74,10 @@ def kl_in_reward(
     loss_mask: Bool[Tensor, "sequences tokens"],
     spec: AlgorithmSpec,
 ) -> Float[Tensor, " sequences"]:
-    """What is *subtracted* from each completion's reward, float64: `kl_coef` times the KL summed over its tokens.
+    """Penalty to *subtract* from the reward of each completion, float64: `kl_coef` times the KL summed over its tokens.
 
-    0 where the KL belongs into the loss. The estimate is of the policy that sampled (old) against the reference.
+    Log-probabilities are in nats. The KL is that of the policy that sampled (old) to the reference. The penalty is 0
+    unless `kl_placement` is `reward`.
     """
     if spec.kl_placement != "reward" or spec.kl_coef == 0.0:
         return torch.zeros(len(old_logprobs), dtype=torch.float64, device=old_logprobs.device)
@@ -87,4 +94,4 @@ def _check_groups(rewards: Tensor) -> None:
             "be at least 2 (8 is the usual choice)"
         )
     if not torch.isfinite(rewards).all():
-        raise ValueError("a reward is NaN or infinite; a scorer that fails must count as a failure, reward 0")
+        raise ValueError("a reward is NaN or infinite; the reward of a completion whose scorer failed must be 0")

@@ -1,4 +1,4 @@
-"""What an algorithm's settings must satisfy, as sentences for the user. Computes nothing and imports nothing heavy."""
+"""Checks of a trial's algorithm settings. Imports nothing heavy, so that it can run before a machine is acquired."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rl.spec import TrialSpec
 
 
 def algorithm_problems(trial: TrialSpec) -> list[str]:
-    """What is wrong with `trial.algorithm` in this trial, where, and what would be right; empty if nothing is.
+    """All problems of `trial.algorithm` in this trial, one message each; an empty list if it is valid.
 
-    All problems at once, so that a user corrects the configuration in one go.
+    A message gives the key, its value and the values that would be valid.
     """
     return [*_group_problems(trial), *_loss_problems(trial), *_kl_problems(trial), *_optimiser_problems(trial)]
 
@@ -19,7 +19,7 @@ def _group_problems(trial: TrialSpec) -> Iterator[str]:
     a = trial.algorithm
     if trial.group_size < 2:
         yield (
-            f"group_size={trial.group_size}: an advantage compares the completions of one prompt; with fewer than 2 "
+            f"group_size={trial.group_size}: an advantage compares the completions of one prompt, so with fewer than 2 "
             "nothing is trained. Use at least 2 (8 is the usual choice)"
         )
     if a.advantage_scale != "none" and a.advantage_eps <= 0:
@@ -27,7 +27,7 @@ def _group_problems(trial: TrialSpec) -> Iterator[str]:
     if a.drop_zero_variance_groups and a.max_resample_rounds < 1:
         yield (
             f"algorithm.max_resample_rounds={a.max_resample_rounds} with drop_zero_variance_groups: dropped groups "
-            "are replaced by fresh prompts, which takes at least 1 round"
+            "are replaced by new prompts, which takes at least 1 round"
         )
     if not 0 <= a.overlong_buffer_tokens < trial.rollout.max_completion_tokens:
         yield (
@@ -35,7 +35,7 @@ def _group_problems(trial: TrialSpec) -> Iterator[str]:
             f"rollout.max_completion_tokens={trial.rollout.max_completion_tokens} (DAPO uses a fifth of it)"
         )
     if a.overlong_penalty < 0:
-        yield f"algorithm.overlong_penalty={a.overlong_penalty} is subtracted from the reward: it must be 0 or more"
+        yield f"algorithm.overlong_penalty={a.overlong_penalty} is subtracted from the reward: it must be at least 0"
 
 
 def _loss_problems(trial: TrialSpec) -> Iterator[str]:
@@ -44,17 +44,17 @@ def _loss_problems(trial: TrialSpec) -> Iterator[str]:
         if not 0 <= a.clip_eps_low < 1 < a.clip_eps_high:
             yield (
                 f"algorithm.clip_eps_low={a.clip_eps_low}, clip_eps_high={a.clip_eps_high}: for cispo these are "
-                "absolute bounds of the weight, with 0 <= low < 1 < high (5.0 is usual; 0 is no lower bound)"
+                "absolute bounds of the weight, with 0 <= low < 1 < high (0 and 5.0 are usual; 0 means no lower bound)"
             )
         if a.dual_clip is not None:
-            yield f"algorithm.dual_clip={a.dual_clip} has no effect on cispo, whose weight is capped; set it to null"
+            yield f"algorithm.dual_clip={a.dual_clip} has no effect on cispo, which clips the weight; set it to null"
     elif not (0 < a.clip_eps_low < 1 and a.clip_eps_high > 0):
         yield (
             f"algorithm.clip_eps_low={a.clip_eps_low}, clip_eps_high={a.clip_eps_high}: the ratio is clipped to "
             "[1 - low, 1 + high], with 0 < low < 1 and high > 0 (0.2 and 0.2 are usual)"
         )
     if a.dual_clip is not None and a.dual_clip <= 1:
-        yield f"algorithm.dual_clip={a.dual_clip} must be above 1 (3.0 is usual), or null for none"
+        yield f"algorithm.dual_clip={a.dual_clip} must be above 1 (3.0 is usual), or null to turn it off"
     if a.aggregation == "constant" and not (a.aggregation_constant or 0) > 0:
         yield (
             "algorithm.aggregation=constant needs algorithm.aggregation_constant, in tokens: "
@@ -68,8 +68,8 @@ def _loss_problems(trial: TrialSpec) -> Iterator[str]:
     if a.sampler_correction != "none":
         if a.old_logprobs == "sampler":
             yield (
-                "algorithm.sampler_correction has no effect with old_logprobs=sampler, where the ratio is taken "
-                "against the sampler already; use old_logprobs=learner, or sampler_correction=none"
+                "algorithm.sampler_correction has no effect with old_logprobs=sampler, where the ratio is already "
+                "taken to the sampler; use old_logprobs=learner, or sampler_correction=none"
             )
         if a.sampler_correction_cap <= 0:
             yield f"algorithm.sampler_correction_cap={a.sampler_correction_cap} must be above 0 (2.0 is usual)"
@@ -78,7 +78,7 @@ def _loss_problems(trial: TrialSpec) -> Iterator[str]:
 def _kl_problems(trial: TrialSpec) -> Iterator[str]:
     a = trial.algorithm
     if a.kl_coef < 0:
-        yield f"algorithm.kl_coef={a.kl_coef} must be 0 (off) or more"
+        yield f"algorithm.kl_coef={a.kl_coef} must be 0 (off) or above"
     if a.kl_coef > 0 and a.kl_placement == "loss" and a.kl_estimator == "k1":
         yield (
             "algorithm.kl_estimator=k1 with kl_placement=loss: the gradient of k1 = log pi - log pi_ref is that of "
@@ -87,8 +87,9 @@ def _kl_problems(trial: TrialSpec) -> Iterator[str]:
         )
     if a.kl_coef > 0 and a.kl_placement == "reward" and a.drop_zero_variance_groups:
         yield (
-            "algorithm.drop_zero_variance_groups with kl_placement=reward: groups are dropped before the KL is known, "
-            "and with it in the reward no two rewards are equal. Use kl_placement=loss, or keep all groups"
+            "algorithm.drop_zero_variance_groups with kl_placement=reward: groups are dropped before the KL is "
+            "computed, and with a KL in the reward no two rewards are equal. Use kl_placement=loss, or set "
+            "drop_zero_variance_groups=false"
         )
 
 
@@ -102,7 +103,7 @@ def _optimiser_problems(trial: TrialSpec) -> Iterator[str]:
     if a.lr <= 0:
         yield f"algorithm.lr={a.lr} must be above 0"
     if not 0 <= a.lr_final_frac <= 1:
-        yield f"algorithm.lr_final_frac={a.lr_final_frac} is a share of the learning rate: 0 to 1"
+        yield f"algorithm.lr_final_frac={a.lr_final_frac} is a share of the learning rate: it must be from 0 to 1"
     total = trial.steps * a.updates_per_rollout
     if not 0 <= a.lr_warmup_updates <= total:
         yield (

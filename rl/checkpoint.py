@@ -1,8 +1,10 @@
-"""Checkpoints on disk: folders of safetensors and JSON, whole or not there at all. Nothing in them is unpickled.
+"""Checkpoints on disk: folders of safetensors and JSON files. Nothing in them is unpickled.
 
-A checkpoint is written under a temporary name, synced and renamed; its marker comes last. Older ones are removed by
-`prune`, for the writer to call once whoever resumes has heard of the new one: until then the old one may be the only
-checkpoint that they know. Knows nothing of what it stores.
+A checkpoint is written under a temporary name, synced to disk and renamed; its marker file is written last. A folder
+without a complete marker is not a checkpoint, so a process that dies while writing leaves the previous one in place.
+
+`write` removes nothing. The caller removes older checkpoints with `prune`, after the driver has recorded the new one:
+until then a resume may need the older one.
 """
 
 from __future__ import annotations
@@ -22,24 +24,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MARKER = "complete.json"
+"""Name of the marker file. It lists the checkpoint's files with their sizes."""
 _STATE = "state.json"
 _NAME = re.compile(r"step-(\d+)-(\d+)")
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Loaded:
+class CheckpointContents:
+    """The contents of a checkpoint, as `read` returns them."""
+
     tensors: Mapping[str, Mapping[str, Tensor]]
-    """By file name without its ending, then by tensor name."""
+    """By file name without suffix, then by tensor name."""
     state: Mapping[str, Any]
+    """JSON types."""
 
 
 def write(
     folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
 ) -> tuple[Path, int]:
-    """Write a checkpoint into `folder`; (its path, its size in bytes).
+    """Write a checkpoint as a new sub-folder of `folder`. Returns (its path, its size in bytes without the marker).
 
-    A second checkpoint of the same step gets a name of its own; nothing that is whole is ever overwritten.
+    Args:
+        tensors: one safetensors file per key, with the tensors by name.
+        state: JSON types, without NaN and infinities.
+
+    A second checkpoint of the same step gets a new name: no complete checkpoint is ever overwritten.
     """
     from safetensors.torch import save_file
 
@@ -64,29 +74,29 @@ def write(
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` whole checkpoints."""
-    for old in whole(folder)[:-keep]:
-        # The marker first: what is half removed must not look whole.
+    """Remove all but the newest `keep` complete checkpoints of `folder`."""
+    for old in complete_checkpoints(folder)[:-keep]:
+        # The marker first: a checkpoint that is half removed must not look complete.
         (old / MARKER).unlink()
         shutil.rmtree(old)
 
 
-def whole(folder: Path) -> list[Path]:
-    """The whole checkpoints in `folder`, oldest first."""
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in `folder`, oldest first: by step, then by number within the step."""
     if not folder.is_dir():
         return []
     named = [(int(m[1]), int(m[2]), p) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name))]
-    return [p for _, _, p in sorted(named) if is_whole(p)]
+    return [p for _, _, p in sorted(named) if is_complete(p)]
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`, None if there is none."""
-    found = whole(folder)
+    """The newest complete checkpoint in `folder`; None if there is none."""
+    found = complete_checkpoints(folder)
     return found[-1] if found else None
 
 
-def is_whole(path: Path) -> bool:
-    """Whether the marker is there and every file it names has its size."""
+def is_complete(path: Path) -> bool:
+    """Whether the marker file exists and every file that it lists has the listed size."""
     try:
         files = json.loads((path / MARKER).read_text())["files"]
         return all((path / name).stat().st_size == size for name, size in files.items())
@@ -94,23 +104,24 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def read(path: Path) -> Loaded:
-    """Read a whole checkpoint.
+def read(path: Path) -> CheckpointContents:
+    """Read the checkpoint at `path`.
 
     Raises:
-        ConfigurationError: there is none at `path`, it is not whole, or it is of another format.
+        ConfigurationError: `path` is not a complete checkpoint, or its format is not `FORMAT`.
     """
     from safetensors.torch import load_file
 
-    if not is_whole(path):
+    if not is_complete(path):
         raise ConfigurationError(
-            f"{path} is not a whole checkpoint (a folder step-* with {MARKER}); give one that is, or start afresh"
+            f"{path} is not a complete checkpoint (a folder step-* with {MARKER} and all files that it lists); resume "
+            "from one that is, or start without a checkpoint"
         )
     found = json.loads((path / MARKER).read_text())["format"]
     if found != FORMAT:
         raise ConfigurationError(f"{path} is a checkpoint of format {found}; this version reads format {FORMAT}")
     tensors = {p.stem: load_file(p) for p in sorted(path.glob("*.safetensors"))}
-    return Loaded(tensors, json.loads((path / _STATE).read_text()))
+    return CheckpointContents(tensors, json.loads((path / _STATE).read_text()))
 
 
 def _write_marker(final: Path, content: Mapping[str, Any]) -> None:
@@ -122,7 +133,7 @@ def _write_marker(final: Path, content: Mapping[str, Any]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have the file's or folder's content reach the disk."""
+    """Flush the content of a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """Curves as sums, counts and extremes that add up over micro-batches and ranks; means are taken once, at the end.
 
-Three records, all with the same two flat float64 tensors: `sums` (all-reduce with SUM) and `maxima` (all-reduce with
-MAX; minima are kept negated). They hold no processes and take no mean before `curves()`.
+`UpdateSums`, `SamplerSums` and `RolloutSums` each have two flat float64 tensors: `sums`, to be all-reduced with SUM,
+and `maxima`, to be all-reduced with MAX (minima are stored negated). The caller does the reduction.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -33,7 +33,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class UpdateSums(_Sums):
-    """One optimiser update's share of `rl.spec.UpdateCurves`."""
+    """The sums behind `rl.spec.UpdateCurves`, over any part of the tokens of one optimiser update."""
 
     NAMES: ClassVar[tuple[str, ...]] = (
         *("tokens", "ratio_count", "ratio", "clip_low", "clip_high", "approx_kl", "entropy", "loss"),
@@ -42,7 +42,7 @@ class UpdateSums(_Sums):
 
     @classmethod
     def empty(cls, device: torch.device | str = "cpu") -> UpdateSums:
-        """The share of a rank or micro-batch without tokens; the neutral element of `+`."""
+        """The sums of a rank or micro-batch without tokens; the neutral element of `+`."""
         return cls(
             torch.zeros(len(cls.NAMES), dtype=torch.float64, device=device),
             torch.full((2,), -torch.inf, dtype=torch.float64, device=device),
@@ -52,7 +52,11 @@ class UpdateSums(_Sums):
     def of(
         cls, batch: LossBatch, *, loss: Tensor, ratio: Tensor, ratio_mask: Tensor, clip_low: Tensor, clip_high: Tensor
     ) -> UpdateSums:
-        """The share of one micro-batch. Ratio, its mask and the clip flags are per token, or [sequences, 1]."""
+        """The sums of one micro-batch.
+
+        `ratio`, `ratio_mask`, `clip_low` and `clip_high` are [sequences, tokens], or [sequences, 1] where the ratio is
+        one per sequence. `loss` is this micro-batch's share of the update's loss.
+        """
         mask = batch.loss_mask
         log_ratio = torch.where(mask, (batch.logprobs.detach() - batch.old_logprobs).double(), 0.0)
         kl_count, kl = torch.zeros_like(loss), torch.zeros_like(loss)
@@ -67,9 +71,9 @@ class UpdateSums(_Sums):
         return cls(_stack(parts), torch.stack([_max(-ratio, ratio_mask), _max(ratio, ratio_mask)]))
 
     def curves(self, *, grad_norm: float, lr: float, ratio_is_one: bool) -> UpdateCurves:
-        """The curves of the update, from sums already added over all micro-batches and ranks.
+        """The curves of the update. Call this on sums that are already added over all micro-batches and ranks.
 
-        `ratio_is_one`: see the function of that name; the clip counts are then undefined, not zero.
+        With `ratio_is_one` (see the function of that name) the clip counts are None, which means undefined.
         """
         v = dict(zip(self.NAMES, self.sums.tolist(), strict=True))
         low, high = self.maxima.tolist()
@@ -91,15 +95,15 @@ class UpdateSums(_Sums):
 def ratio_is_one(spec: AlgorithmSpec, update_index: int) -> bool:
     """Whether pi / pi_old is 1 by construction in this update of a step (0-based), so that its clip is undefined.
 
-    Where the learner recomputes pi_old when the step begins, the first update compares a policy with itself, however
-    stale the samples are. Against the sampler's log-probabilities the ratio is a measurement from the start.
+    With `old_logprobs=learner`, pi_old is the policy at the start of the step, so the first update compares the policy
+    with itself, however stale the samples are. With `old_logprobs=sampler` the ratio is measured in every update.
     """
     return spec.old_logprobs == "learner" and update_index == 0
 
 
 @dataclass(frozen=True)
 class SamplerSums(_Sums):
-    """A share of how far the rollout engine's log-probabilities are from the learner's, over completion tokens."""
+    """Sums of the differences between the log-probabilities of learner and rollout engine, over completion tokens."""
 
     NAMES: ClassVar[tuple[str, ...]] = (
         *("tokens", "ratio", "logp_diff", "mismatch_kl", "nonfinite"),
@@ -108,7 +112,7 @@ class SamplerSums(_Sums):
 
     @classmethod
     def empty(cls, device: torch.device | str = "cpu") -> SamplerSums:
-        """The share of a rank without completions; the neutral element of `+`."""
+        """The sums of a rank without completions; the neutral element of `+`."""
         return cls(
             torch.zeros(len(cls.NAMES), dtype=torch.float64, device=device),
             torch.full((1,), -torch.inf, dtype=torch.float64, device=device),
@@ -122,16 +126,16 @@ class SamplerSums(_Sums):
         completion_mask: Tensor,
         spec: AlgorithmSpec,
     ) -> SamplerSums:
-        """The share of some completions. Non-finite sampler log-probabilities are counted and otherwise left out."""
+        """The sums of some completions. Non-finite sampler log-probabilities are counted, and left out of all else."""
         finite = completion_mask & torch.isfinite(sampler_logprobs)
         d = torch.where(finite, (old_logprobs - sampler_logprobs).double(), 0.0)
         one = torch.ones((), dtype=torch.float64, device=d.device)
         weight_count, weight, weight_squared = one * 0, one * 0, one * 0
         if spec.sampler_correction != "none":
             w = sampler_weights(old_logprobs.double(), sampler_logprobs.double(), finite, spec)
-            held = finite if spec.sampler_correction == "token" else finite.any(dim=-1, keepdim=True)
-            w = torch.where(held, w, 0.0)
-            weight_count, weight, weight_squared = held.sum(), w.sum(), w.square().sum()
+            defined = finite if spec.sampler_correction == "token" else finite.any(dim=-1, keepdim=True)
+            w = torch.where(defined, w, 0.0)
+            weight_count, weight, weight_squared = defined.sum(), w.sum(), w.square().sum()
         parts = (
             *(finite.sum(), torch.where(finite, d.exp(), 0.0).sum(), d.abs().sum(), _k3(d).sum()),
             *((completion_mask & ~finite).sum(), weight_count, weight, weight_squared),
@@ -141,7 +145,7 @@ class SamplerSums(_Sums):
 
 @dataclass(frozen=True)
 class RolloutSums(_Sums):
-    """A share of what the completions and their rewards show. All shares must name the same rewards."""
+    """Sums over completions and their rewards. Only sums with the same `reward_names` can be added."""
 
     reward_names: tuple[str, ...]
 
@@ -150,7 +154,7 @@ class RolloutSums(_Sums):
 
     def __add__(self, other: RolloutSums) -> RolloutSums:
         if self.reward_names != other.reward_names:
-            raise ValueError(f"shares of different rewards: {self.reward_names} and {other.reward_names}")
+            raise ValueError(f"cannot add sums of different rewards: {self.reward_names} and {other.reward_names}")
         return RolloutSums(self.sums + other.sums, torch.maximum(self.maxima, other.maxima), self.reward_names)
 
     @classmethod
@@ -165,11 +169,20 @@ class RolloutSums(_Sums):
         truncated: Sequence[bool],
         zero_std: Sequence[bool],
     ) -> RolloutSums:
-        """The share of some completions (any number, none included) and of some groups (`zero_std`, one per group).
+        """The sums of some completions (possibly none) and of some groups.
 
-        reward: what was optimised. correct: raw correctness. rewards: every reward function, raw and unweighted.
-        errors: whether a scorer threw or timed out. lengths: completion tokens. truncated: hit the limit without an
-        end-of-sequence token. A group counts once: give each group's flag to one share only.
+        Args:
+            reward: per completion, the reward that was optimised.
+            correct: per completion, raw correctness.
+            rewards: per reward function and completion, the raw, unweighted reward.
+            errors: per completion, whether its scorer raised or timed out.
+            lengths: per completion, its tokens.
+            truncated: per completion, whether it reached the limit without an end-of-sequence token.
+            zero_std: per group, whether all its rewards are equal. Where the completions of a group are spread over
+                several `RolloutSums`, only one of them counts the group.
+
+        Raises:
+            ValueError: the values per completion differ in number.
         """
         names = tuple(sorted(rewards))
         per_completion: list[Sequence[Any]] = [
@@ -181,14 +194,14 @@ class RolloutSums(_Sums):
             *(rewards[n] for n in names),
         ]
         if len({len(values) for values in per_completion}) != 1:
-            raise ValueError(f"per-completion values of different lengths: {[len(v) for v in per_completion]}")
+            raise ValueError(f"values per completion have different lengths: {[len(v) for v in per_completion]}")
         totals = [len(reward), *(sum(float(x) for x in v) for v in per_completion), len(zero_std), sum(zero_std)]
         extremes = [-min(lengths), max(lengths)] if lengths else [-torch.inf, -torch.inf]
         return cls(torch.tensor(totals, dtype=torch.float64), torch.tensor(extremes, dtype=torch.float64), names)
 
 
 def step_curves(rollout: RolloutSums, sampler: SamplerSums, updates: Sequence[UpdateCurves]) -> Curves:
-    """The curves of one step, from sums already added over all ranks."""
+    """The curves of one step. Call this on sums that are already added over all ranks."""
     names = (*rollout.NAMES, *(f"rewards/{n}" for n in rollout.reward_names), *rollout.GROUP_NAMES)
     r = dict(zip(names, rollout.sums.tolist(), strict=True))
     s = dict(zip(sampler.NAMES, sampler.sums.tolist(), strict=True))
@@ -216,12 +229,12 @@ def step_curves(rollout: RolloutSums, sampler: SamplerSums, updates: Sequence[Up
 
 
 def _k3(d: Tensor) -> Tensor:
-    """exp(d) - d - 1 >= 0: KL(p || q) from samples of p, with d = log q - log p. `expm1` keeps it >= 0 near 0."""
+    """exp(d) - d - 1: Schulman's k3 of KL(p || q) from samples of p, with d = log q - log p. `expm1` keeps it >= 0."""
     return torch.expm1(d) - d
 
 
 def _max(values: Tensor, mask: Tensor) -> Tensor:
-    """Largest value under the mask, -inf if there is none; works for shapes without elements."""
+    """The largest value under the mask; -inf if the mask is empty. Works for tensors without elements."""
     flat = torch.where(mask, values.double(), -torch.inf).flatten()
     return torch.cat([flat, flat.new_full((1,), -torch.inf)]).max()
 

@@ -1,7 +1,4 @@
-"""A deadline for what may hang: a weight sync between processes, above all. The error says who did not answer.
-
-What hangs is left behind in its thread: the attempt is over, and its process is ended by whoever runs it.
-"""
+"""A deadline for calls that may hang, such as a weight sync between processes."""
 
 from __future__ import annotations
 
@@ -10,18 +7,24 @@ import threading
 from collections.abc import Callable
 
 SYNC_SECONDS = 600.0
-"""A sync of the largest models takes seconds; one that takes this long will not end."""
+"""Deadline of a weight sync. A sync of the largest models takes seconds, so one that takes this long has failed."""
 
 
 class DeadlineError(RuntimeError):
-    """Something did not end in time; the message names it."""
+    """A call did not return in time. The message names the call."""
 
 
 def within(seconds: float, what: str, call: Callable[[], object]) -> None:
-    """Run `call` in a thread of its own and wait for it.
+    """Run `call` in a new thread and wait for it.
+
+    A call that exceeds the deadline keeps running in its daemon thread, since a thread cannot be ended from outside.
+    The caller must end the attempt; the thread ends with the process.
+
+    Args:
+        what: what `call` does, for the error message: the operation, the role and the rank.
 
     Raises:
-        DeadlineError: it has not ended after `seconds`; `what` says which role and rank that is.
+        DeadlineError: `call` has not returned after `seconds`.
         BaseException: whatever `call` raised.
     """
     raised: list[BaseException] = []
@@ -38,7 +41,8 @@ def within(seconds: float, what: str, call: Callable[[], object]) -> None:
     thread.join(seconds)
     if thread.is_alive():
         raise DeadlineError(
-            f"{what} did not end within {seconds:g} s: what is behind it hangs or is gone; the last checkpoint stands"
+            f"{what} did not end within {seconds:g} s: the process at the other end hangs or has died. The attempt "
+            "ends here; a retry resumes from the last checkpoint"
         )
     if raised:
         raise raised[0]

@@ -1,4 +1,4 @@
-"""Estimates from differences of log-probabilities: KL and importance weights. Never sees a loss or a rank."""
+"""Estimates from differences of log-probabilities (in nats): the KL divergence and importance weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl.spec import AlgorithmSpec
 
 
 def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """Schulman's estimates of KL(p || q) from samples of p, elementwise; `log_ratio` is log p - log q.
+    """Schulman's estimates of KL(p || q) from samples of p, elementwise; `log_ratio` is d = log p - log q.
 
     k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1 (http://joschu.net/blog/kl-approx.html).
     """
@@ -23,9 +23,11 @@ def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tens
 
 
 def sampler_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, spec: AlgorithmSpec) -> Tensor:
-    """Truncated importance weights min(pi_old / pi_sample, cap), without gradient; 1 where there is no correction.
+    """Truncated importance weights min(pi_old / pi_sample, `sampler_correction_cap`), without gradient.
 
-    `token`: [sequences, tokens]. `sequence`: [sequences, 1], the product over the tokens of `mask`.
+    The arguments are [sequences, tokens]. `sampler_correction` decides the level: `token` gives one weight per token,
+    [sequences, tokens]; `sequence` gives the product over the tokens of `mask`, [sequences, 1]; `none` gives ones.
+    Tokens outside `mask` get weight min(1, cap).
     """
     log_weight = torch.where(mask, old_logprobs - sampler_logprobs, 0.0).detach()
     if spec.sampler_correction == "none":

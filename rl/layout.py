@@ -1,11 +1,12 @@
-"""How completions are laid out as model inputs: one row each, or one row per group with the prompt shared.
+"""Layout of completions as model inputs: one row per completion, or one row per group with a shared prompt.
 
-A layout is pure index arithmetic: it says what goes into the model and where each completion token's prediction comes
-out. Which layout is used changes nothing but rounding. Never touches a model.
+Pure index arithmetic: a layout gives the model's inputs, and the position at which each completion token is predicted.
+The choice of layout changes results by rounding only.
 
-Padded: row = prompt, completion; padding on the right. Packed: row = prompt, completion 1, completion 2, ...; a mask
-lets each completion see the prompt and itself, and its positions go on from the prompt's. The prompt is then computed
-once for all completions of its group, forward and backward, which for short answers is most of the work.
+- Padded: a row is a prompt and one completion, padded on the right.
+- Packed: a row is a prompt and several of its completions. An attention mask lets each completion attend to the prompt
+  and to itself, and its positions continue from the prompt's. The prompt is computed once for all completions of its
+  group, forward and backward; with short completions that is most of the work.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sequences:
-    """Token ids of the completions of one prompt; all that a layout needs to know of them."""
+    """Token ids of a prompt and of its completions."""
 
     prompt: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
@@ -30,22 +31,22 @@ class Sequences:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Model inputs for some completions, and where their token predictions come out. All tensors on one device."""
+    """Model inputs for some completions, and the positions of their token predictions. All tensors on one device."""
 
     input_ids: Int[Tensor, "rows length"]
     position_ids: Int[Tensor, "rows length"]
     attention_mask: Bool[Tensor, "*shape"]
-    """[rows, length] padded, [rows, 1, length, length] packed: True where a key may be seen."""
+    """[rows, length] if padded, [rows, 1, length, length] if packed. True: the key may be attended to."""
     source: Int[Tensor, " tokens"]
-    """Flat index into [rows, length]: the position whose output predicts this completion token."""
+    """Per completion token: flat index into [rows, length] of the position whose output predicts it."""
     target: Int[Tensor, " tokens"]
-    """The completion token itself."""
+    """Per completion token: its id."""
     place: Int[Tensor, " tokens"]
-    """Flat index into [sequences, width]: where the token stands in what the loss sees."""
+    """Per completion token: flat index into [sequences, width], the shape that the loss works on."""
     sequences: tuple[int, ...]
-    """Which completions these are, numbered through all groups that were laid out."""
+    """The completions in this micro-batch, as numbers counted through all groups that were laid out."""
     width: int
-    """Tokens of the longest completion here."""
+    """Tokens of the longest completion in this micro-batch."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -58,31 +59,33 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _InputRow:
+    """One row of the model's input: a prompt and one completion (padded) or several (packed)."""
+
     prompt: tuple[int, ...]
     completions: tuple[tuple[int, tuple[int, ...]], ...]
-    """(number, ids) of each."""
+    """(number of the completion, its token ids)."""
 
     @property
     def length(self) -> int:
-        # The last token of a completion predicts nothing, so it is not fed to the model.
+        # Nothing is predicted after the last token of a completion, so that token is not a model input.
         return len(self.prompt) + sum(max(len(ids) - 1, 0) for _, ids in self.completions)
 
 
 def micro_batches(groups: Sequence[Sequences], max_tokens: int, packing: bool, pad_id: int) -> list[MicroBatch]:
     """Lay out all completions of `groups` in micro-batches of at most `max_tokens` positions, padding included.
 
-    A row that is longer than `max_tokens` by itself becomes a micro-batch of its own. Rows are sorted by length, so
-    that little is padding; `MicroBatch.sequences` says which completion is which.
+    A row longer than `max_tokens` becomes a micro-batch of its own. Rows are sorted by length to reduce padding;
+    `MicroBatch.sequences` gives the completions in their new order.
 
     Raises:
         ValueError: an empty prompt or an empty completion.
     """
     rows = _rows(groups, max_tokens, packing)
     rows.sort(key=lambda r: r.length, reverse=True)
-    batches: list[list[_Row]] = []
+    batches: list[list[_InputRow]] = []
     for row in rows:
-        # Sorted, so the first row of a batch is its longest and decides its padded length.
+        # Rows are sorted: the first row of a batch is the longest and sets the padded length.
         if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= max_tokens:
             batches[-1].append(row)
         else:
@@ -90,31 +93,31 @@ def micro_batches(groups: Sequence[Sequences], max_tokens: int, packing: bool, p
     return [_lay_out(batch, packing, pad_id) for batch in batches]
 
 
-def _rows(groups: Sequence[Sequences], max_tokens: int, packing: bool) -> list[_Row]:
-    rows: list[_Row] = []
+def _rows(groups: Sequence[Sequences], max_tokens: int, packing: bool) -> list[_InputRow]:
+    rows: list[_InputRow] = []
     number = 0
     for group in groups:
         if not group.prompt or not all(group.completions):
-            raise ValueError("an empty prompt or completion has no token to predict, or nothing to predict it from")
+            raise ValueError("an empty prompt or completion: each needs at least one token id")
         open_row: list[tuple[int, tuple[int, ...]]] = []
         used = len(group.prompt)
         for ids in group.completions:
             if open_row and (not packing or used + len(ids) - 1 > max_tokens):
-                rows.append(_Row(group.prompt, tuple(open_row)))
+                rows.append(_InputRow(group.prompt, tuple(open_row)))
                 open_row, used = [], len(group.prompt)
             open_row.append((number, ids))
             used += len(ids) - 1
             number += 1
         if open_row:
-            rows.append(_Row(group.prompt, tuple(open_row)))
+            rows.append(_InputRow(group.prompt, tuple(open_row)))
     return rows
 
 
-def _lay_out(rows: Sequence[_Row], packing: bool, pad_id: int) -> MicroBatch:
+def _lay_out(rows: Sequence[_InputRow], packing: bool, pad_id: int) -> MicroBatch:
     length = max(r.length for r in rows)
     input_ids = torch.full((len(rows), length), pad_id, dtype=torch.long)
     position_ids = torch.zeros((len(rows), length), dtype=torch.long)
-    # Which completion of its row a position belongs to: 0 the prompt, 1, 2, ... its completions, -1 padding.
+    # Segment of each position within its row: 0 for the prompt, 1, 2, ... for completions, -1 for padding.
     segment = torch.full((len(rows), length), -1, dtype=torch.long)
     width = max(len(ids) for r in rows for _, ids in r.completions)
     source: list[int] = []
@@ -150,7 +153,10 @@ def _lay_out(rows: Sequence[_Row], packing: bool, pad_id: int) -> MicroBatch:
 
 
 def _visible(segment: Int[Tensor, "rows length"]) -> Bool[Tensor, "rows 1 length length"]:
-    """Causal, and within the own completion or the prompt. Padding sees itself, so that no row of scores is empty."""
+    """Causal attention within each completion, and from each completion to the prompt.
+
+    Padding attends to padding, so that no softmax is taken over an empty set.
+    """
     length = segment.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     same = segment[:, :, None] == segment[:, None, :]

@@ -1,7 +1,7 @@
-"""Log-probabilities and entropies of given tokens from hidden states, without ever holding [tokens, vocabulary].
+"""Log-probabilities and entropies of given tokens from hidden states, without the whole [tokens, vocabulary] matrix.
 
-The projection to the vocabulary is done in chunks of tokens, and done again in the backward pass. Everything from the
-logits on is fp32 (float64 for a float64 model), whatever the precision of the model. Knows nothing of sequences.
+The projection to the vocabulary is computed in chunks of tokens, and again in the backward pass. From the logits on,
+all arithmetic is in fp32 (float64 for a float64 model), whatever the precision of the model.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -24,8 +24,8 @@ def token_logprobs(
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """(log-probability of `target`, entropy) under softmax((hidden @ weight.T + bias) / temperature), in nats.
 
-    The gradient flows through the log-probabilities; entropies carry none. The matrix products run in the dtype of
-    `hidden`; `weight` may be of another, its gradient comes in its own.
+    Log-probabilities are differentiable, entropies are not. At most `chunk_tokens` rows of logits exist at a time. The
+    matrix products run in the dtype of `hidden`; the gradient of `weight` has the dtype of `weight`.
     """
     logprob, entropy = _TokenLogprobs.apply(hidden, weight, bias, target, temperature, chunk_tokens)  # type: ignore[misc]
     return logprob, entropy

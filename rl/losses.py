@@ -1,7 +1,7 @@
-"""The policy losses: pure functions from a `LossBatch` to a share of the update's loss. Never sees a model or a rank.
+"""The policy losses: pure functions from a `LossBatch` to its share of the update's loss.
 
 GRPO, DAPO, Dr.GRPO, GSPO, CISPO and dual clip are settings of one formula, not separate functions; docs/algorithms.md
-gives the formula, the papers and the exact settings. Masked places are taken out with `where` before any arithmetic,
+gives the formula, the papers and the exact settings. Masked values are replaced with `where` before any arithmetic,
 since NaN x 0 is NaN.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
@@ -24,13 +24,13 @@ _LARGEST_LOG_RATIO = 80.0
 def policy_loss(
     batch: LossBatch, spec: AlgorithmSpec, denominators: Denominators
 ) -> tuple[Float[Tensor, ""], UpdateSums]:
-    """This micro-batch's share of the update's loss, to be differentiated as it is, and its share of the curves.
+    """(this micro-batch's share of the update's loss, the sums for its curves).
 
-    Never divide the result again: the shares of all micro-batches and ranks add up to the loss of the update, and so
-    do their gradients. (A framework that *averages* gradients over ranks must be told to sum.)
+    Call `backward` on the loss as it is. The shares of all micro-batches and ranks add up to the loss of the update,
+    and so do their gradients; so gradients must be summed over ranks, not averaged.
 
     Raises:
-        ValueError: the settings need log-probabilities that the batch does not have.
+        ValueError: the settings need log-probabilities that the batch does not have, or a constant that is not set.
     """
     mask = batch.loss_mask
     logprobs = torch.where(mask, batch.logprobs, 0.0)
@@ -40,7 +40,7 @@ def policy_loss(
     log_ratio = logprobs - old_logprobs
     lengths = mask.sum(dim=-1, keepdim=True)
     if spec.ratio_level == "sequence":
-        # GSPO: the geometric mean of the token ratios, one per sequence; [sequences, 1] from here on.
+        # GSPO: one ratio per sequence, the geometric mean of its token ratios; [sequences, 1] from here on.
         log_ratio = log_ratio.sum(dim=-1, keepdim=True) / lengths.clamp(min=1)
         ratio_mask = lengths > 0
     else:
@@ -68,7 +68,7 @@ def policy_loss(
 
 def _surrogate(ratio: Tensor, advantages: Tensor, logprobs: Tensor, spec: AlgorithmSpec) -> Tensor:
     if spec.surrogate == "cispo":
-        # The caps are absolute and bound a weight, not the gradient: every token keeps its gradient.
+        # The bounds are absolute and clip a weight without gradient, so every token keeps its gradient.
         weight = ratio.detach().clamp(spec.clip_eps_low, spec.clip_eps_high)
         return -weight * advantages * logprobs
     clipped = ratio.clamp(1 - spec.clip_eps_low, 1 + spec.clip_eps_high)
@@ -79,7 +79,7 @@ def _surrogate(ratio: Tensor, advantages: Tensor, logprobs: Tensor, spec: Algori
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, spec: AlgorithmSpec) -> tuple[Tensor, Tensor]:
-    """Where the lower and the upper bound act, given the advantage's sign."""
+    """(where the lower bound acts, where the upper bound acts), given the sign of the advantage."""
     low, high = 1 - spec.clip_eps_low, 1 + spec.clip_eps_high
     if spec.surrogate == "cispo":
         low, high = spec.clip_eps_low, spec.clip_eps_high
@@ -87,7 +87,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, spec: AlgorithmSpec) -> tuple[Te
 
 
 def _aggregate(per_token: Tensor, lengths: Tensor, spec: AlgorithmSpec, denominators: Denominators) -> Tensor:
-    """Sum share of the masked `per_token` loss; denominators are at least 1, so an update without tokens is 0."""
+    """The masked `per_token` loss, summed and divided. Denominators are at least 1: no tokens give a loss of 0."""
     if spec.aggregation == "token_mean":
         return per_token.sum() / max(denominators.tokens, 1)
     if spec.aggregation == "constant":

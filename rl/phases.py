@@ -1,4 +1,4 @@
-"""Where the time of an attempt goes: a stopwatch whose laps leave nothing out. Durations only, never a date."""
+"""A stopwatch that assigns the wall-clock time of an attempt to phases. Durations only, never a date."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from rl.spec import PHASES
 
 
 class PhaseClock:
-    """Measures phases between laps; what no phase claims is `other`, so that a lap's phases sum to its wall clock."""
+    """Measures phases between two laps. Time outside of all phases is `other`, so the phases of a lap add up to it."""
 
     def __init__(self, cards: int, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`cards` is the number of cards that the attempt has; `now_ns` returns monotonic nanoseconds."""
         self._cards = cards
         self._now_ns = now_ns
         self._lap_start = now_ns()
@@ -21,9 +22,15 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what happens inside as `name` (one of PHASES). Phases do not nest."""
-        if name not in PHASES or self._running:
-            raise ValueError(f"phase {name!r} inside {self._running!r}; phases: {', '.join(PHASES)}, not nested")
+        """Count the time inside the `with` block as phase `name`.
+
+        Raises:
+            ValueError: `name` is not in `PHASES`, or another phase is running (phases do not nest).
+        """
+        if name not in PHASES:
+            raise ValueError(f"there is no phase {name!r}; there are: {', '.join(PHASES)}")
+        if self._running:
+            raise ValueError(f"phase {name!r} starts inside phase {self._running!r}; phases do not nest")
         start, self._running = self._now_ns(), name
         try:
             yield
@@ -32,9 +39,12 @@ class PhaseClock:
             self._running = None
 
     def lap(self) -> tuple[int, dict[str, int]]:
-        """(wall nanoseconds, card-nanoseconds by phase) since the last lap; the next lap starts at the same instant."""
+        """(wall nanoseconds, card-nanoseconds by phase) since the last lap, or since creation for the first lap.
+
+        The next lap starts at the instant at which this one ends, so no time is lost between laps.
+        """
         now = self._now_ns()
         wall = now - self._lap_start
         spent, self._spent, self._lap_start = self._spent, {}, now
-        spent["other"] = wall - sum(spent.values())
+        spent["other"] = spent.get("other", 0) + wall - sum(spent.values())
         return wall, {name: ns * self._cards for name, ns in spent.items() if ns}

@@ -1,7 +1,7 @@
 """The policy: a causal language model, its tokenizer, and log-probabilities of completions under it.
 
-Weights are held in fp32 (what is trained must not round a step of 1e-6 away); `bf16` means autocast. A frozen copy of
-the policy serves as the reference. Never samples, never steps an optimiser.
+Trained weights are always fp32, because bf16 would round away an update of 1e-6; `bf16` means autocast. A frozen copy
+of the policy serves as the reference, or as the weights of a rollout engine.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -26,16 +26,21 @@ from rl.spec import ConfigurationError, ModelSpec, TrainerSpec
 
 @dataclass(frozen=True)
 class Policy:
-    """A model and how its log-probabilities are taken. `version` lives with the loop, not here."""
+    """A model, and how its log-probabilities are computed.
+
+    The policy version is not stored here: the rollout engine counts it.
+    """
 
     model: nn.Module
     tokenizer: Any
     eos_ids: frozenset[int]
-    """Every id that ends a completion: the tokenizer's and the generation configuration's."""
+    """All end-of-sequence ids: those of the tokenizer and those of the generation configuration."""
     pad_id: int
     device: torch.device
     autocast: bool
+    """Whether layers run in bf16 (`trainer.precision=bf16`)."""
     chunk_tokens: int
+    """Tokens per chunk of the projection to the vocabulary (`trainer.logprob_chunk_tokens`)."""
 
     @property
     def backbone(self) -> nn.Module:
@@ -47,16 +52,16 @@ class Policy:
         return _head(self.model)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """What is trained, by name, in an order that is the same in every process."""
+        """(name, parameter) of all trained parameters, in the same order in every process."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     def forward(
         self, batch: MicroBatch, temperature: float
     ) -> tuple[Float[Tensor, "sequences width"], Float[Tensor, "sequences width"]]:
-        """(log-probabilities, entropies) of the completion tokens of `batch` at `temperature`; 0 in empty places.
+        """(log-probabilities, entropies) of the completion tokens of `batch` at `temperature`, in nats; 0 as padding.
 
-        Only positions that predict a completion token reach the vocabulary projection. The gradient flows through the
-        log-probabilities.
+        The projection to the vocabulary runs only for positions that predict a completion token. Log-probabilities are
+        differentiable, entropies are not.
         """
         batch = batch.to(self.device)
         with self.compute():
@@ -77,26 +82,26 @@ class Policy:
         return empty.scatter(0, batch.place, logprobs).view(shape), empty.scatter(0, batch.place, entropy).view(shape)
 
     def text(self, completion: Sequence[int]) -> str:
-        """A completion as words, without special tokens."""
+        """The text of a completion (token ids), without special tokens."""
         return self.tokenizer.decode(list(completion), skip_special_tokens=True)
 
     def compute(self) -> contextlib.AbstractContextManager[Any]:
-        """The precision that the model's layers run in."""
+        """Context manager that sets the precision of the model's layers: autocast to bf16, or nothing."""
         if not self.autocast:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     @contextlib.contextmanager
     def reference_weights(self) -> Iterator[None]:
-        """LoRA: within it the adapters are off, so that the policy is its own reference."""
+        """Context manager that turns the LoRA adapters off, so that the policy serves as its own reference."""
         with self.model.disable_adapter():  # type: ignore[operator]
             yield
 
     def frozen_copy(self) -> Policy:
-        """A copy that is never trained: the reference, or what an engine samples with.
+        """A copy without gradients: the reference, or the weights of a rollout engine.
 
-        Under autocast the linear layers' weights are kept in bf16, which is what autocast makes of them anyway: the
-        same numbers at half the memory, and no cast at every use.
+        Under autocast the copy stores the weights of linear layers in bf16. Autocast would cast them to bf16 at every
+        use, so the results are the same, with half the memory and without the casts.
         """
         model: Any = copy.deepcopy(self.model).requires_grad_(False).eval()
         model.gradient_checkpointing_disable()
@@ -112,7 +117,10 @@ class Policy:
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights by the names of the model's architecture, adapters merged in; a tied head is there as well."""
+        """(name, weight) of all weights, under the names of the model's architecture.
+
+        LoRA adapters are merged in. A tied projection to the vocabulary is yielded too.
+        """
         adapted = hasattr(self.model, "get_base_model")
         network: Any = self.model.get_base_model() if adapted else self.model  # type: ignore[operator]
         modules = dict(network.named_modules())
@@ -127,23 +135,23 @@ class Policy:
             yield f"{owner}.{leaf}", weight
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set what is trained.
+    def load_parameters(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the trained parameters to `tensors`, by name.
 
         Raises:
-            ConfigurationError: the tensors are of another model.
+            ConfigurationError: names or shapes are not those of this model.
         """
         parameters = dict(self.parameters())
         if {n: p.shape for n, p in parameters.items()} != {n: t.shape for n, t in tensors.items()}:
             raise ConfigurationError(
-                "the checkpoint holds the weights of another model: resume with the model it was written with"
+                "the checkpoint has the weights of another model: resume with the model that it was written with"
             )
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
 
     @torch.no_grad()
     def copy_trained_from(self, trained: Policy) -> None:
-        """Make this frozen copy equal to the policy it was copied from."""
+        """Update this frozen copy from `trained`, the policy that it was copied from."""
         own = dict(self.model.named_parameters())
         for name, parameter in trained.parameters():
             own[name].copy_(parameter)
@@ -152,11 +160,12 @@ class Policy:
 
 
 def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: torch.device) -> Policy:
-    """Load the weights in fp32 and make them ready to train.
+    """Load the weights in `folder` as fp32 and prepare them for training: no dropout, LoRA, gradient checkpointing.
 
     Raises:
-        ConfigurationError: an architecture whose logits are more than a linear layer of its last hidden states, one
-            that cannot be packed while `trainer.packing` is on, or a tokenizer without an end-of-sequence token.
+        ConfigurationError: the logits are not a plain linear layer of the last hidden states, the architecture does not
+            support packing although `trainer.packing` is on, the tokenizer has no end-of-sequence token, or no module
+            matches `model.lora_targets`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -169,7 +178,10 @@ def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: to
     network.to(device)
     eos_ids = _eos_ids(tokenizer, network)
     if not eos_ids:
-        raise ConfigurationError(f"the tokenizer in {folder} names no end-of-sequence token: completions cannot end")
+        raise ConfigurationError(
+            f"neither the tokenizer nor generation_config.json in {folder} names an end-of-sequence token, so "
+            "completions would never end; add eos_token to its tokenizer_config.json"
+        )
     _without_dropout(network)
     _check_head(network, device)
     if trainer.packing:
@@ -181,7 +193,7 @@ def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: to
         network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if model.lora_rank:
             network.enable_input_require_grads()
-        network.train()  # transformers checkpoints only in training mode; dropout is off in either
+        network.train()  # transformers recomputes activations in training mode only; dropout is off in any case
     return Policy(
         model=network,
         tokenizer=tokenizer,
@@ -214,7 +226,7 @@ def _eos_ids(tokenizer: Any, network: Any) -> set[int]:
 
 
 def _without_dropout(network: nn.Module) -> None:
-    """The ratio of a policy to itself must be 1: nothing random may happen in a forward pass."""
+    """Turn dropout off: with random forward passes the ratio of a policy to itself would not be 1."""
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -223,7 +235,7 @@ def _without_dropout(network: nn.Module) -> None:
 
 
 def _check_head(network: Any, device: torch.device) -> None:
-    """Some architectures scale or cap their logits after the projection; ours would then be wrong without a word."""
+    """Refuse architectures that scale or cap their logits: `Policy.forward` would return wrong log-probabilities."""
     head = network.get_output_embeddings()
     ids = torch.arange(4, device=device)[None] % network.config.vocab_size
     with torch.no_grad():
@@ -231,8 +243,8 @@ def _check_head(network: Any, device: torch.device) -> None:
         ours = head(_backbone(network)(input_ids=ids, use_cache=False).last_hidden_state)
     if not isinstance(head, nn.Linear) or not torch.allclose(whole, ours, rtol=1e-4, atol=1e-4):
         raise ConfigurationError(
-            f"{type(network).__name__}: its logits are not a plain linear layer of its last hidden states (they are "
-            "scaled or capped), which is not supported; Llama, Qwen and Mistral architectures are"
+            f"{type(network).__name__} is not supported: its logits are not a plain linear layer of its last hidden "
+            "states (they are scaled or capped). Use a model of a Llama, Qwen or Mistral architecture"
         )
 
 
@@ -240,9 +252,9 @@ def _check_packing(config: Any, model: ModelSpec) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or model.attention == "flash_attention_2":
         raise ConfigurationError(
-            "trainer.packing=true needs full attention with a mask of its own; this model has "
-            f"{', '.join(sorted(kinds))} and model.attention={model.attention}; use "
-            "trainer.packing=false, or model.attention=sdpa"
+            "trainer.packing=true needs full attention and an attention implementation that takes a mask; this model "
+            f"has {', '.join(sorted(kinds))} and model.attention={model.attention}. Use trainer.packing=false"
+            + (", or model.attention=sdpa" if kinds == {"full_attention"} else "")
         )
 
 
@@ -251,7 +263,7 @@ def _with_lora(network: Any, model: ModelSpec) -> Any:
 
     config = peft.LoraConfig(
         r=model.lora_rank,
-        lora_alpha=model.lora_alpha,  # type: ignore[arg-type]  # a float works and scales as it says
+        lora_alpha=model.lora_alpha,  # type: ignore[arg-type]  # annotated as int; a float works as well
         target_modules=list(model.lora_targets),
         lora_dropout=0.0,
         task_type="CAUSAL_LM",

@@ -1,7 +1,4 @@
-"""The processes that train one policy together, as the learner sees them: sums and maxima over all of them.
-
-One process is the case `Alone`. Knows nothing of models or batches.
-"""
+"""The processes (ranks) that train one policy together: sums and maxima over all of them."""
 
 from __future__ import annotations
 
@@ -11,22 +8,22 @@ from torch import Tensor
 
 
 class Ranks(Protocol):
-    """Every rank must call the same reductions in the same order."""
+    """The reductions that the learner needs. All ranks must call the same reductions in the same order."""
 
     rank: int
     size: int
 
     def sum_(self, tensor: Tensor) -> None:
-        """Replace `tensor` by its sum over all ranks."""
+        """Replace `tensor` by its sum over all ranks, in place."""
         ...
 
     def max_(self, tensor: Tensor) -> None:
-        """Replace `tensor` by its elementwise maximum over all ranks."""
+        """Replace `tensor` by its elementwise maximum over all ranks, in place."""
         ...
 
 
-class Alone:
-    """One rank: nothing to add up."""
+class SingleRank:
+    """Training in one process: a reduction leaves its tensor as it is."""
 
     rank = 0
     size = 1
@@ -39,7 +36,7 @@ class Alone:
 
 
 class ProcessGroup:
-    """The ranks of torch.distributed's default group, which the caller has set up (gloo on a CPU, nccl on CUDA)."""
+    """The ranks of torch.distributed's default group. The caller initialises it (gloo on a CPU, NCCL on CUDA)."""
 
     def __init__(self) -> None:
         import torch.distributed as dist

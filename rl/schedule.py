@@ -1,4 +1,4 @@
-"""The learning-rate schedule, counted in optimiser updates (not steps, epochs or micro-batches). Holds no state."""
+"""The learning-rate schedule as a pure function of the optimiser update (not of steps, epochs or micro-batches)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from rl.spec import AlgorithmSpec, ConfigurationError
 
 
 def lr_factor(spec: AlgorithmSpec, update: int, total_updates: int) -> float:
-    """What the base rate is multiplied by at update `update` (0-based) of `total_updates`.
+    """Factor of the base learning rate at update `update` (0-based) of `total_updates`, in [0, 1].
 
-    Warm-up is linear and reaches 1 at update `lr_warmup_updates` - 1; it never gives 0. After it, `linear` and
-    `cosine` fall to exactly `lr_final_frac` at update `total_updates` - 1. `total_updates` is steps x
-    `updates_per_rollout`.
+    `total_updates` is steps x `updates_per_rollout`. Warm-up is linear, never gives 0 and reaches 1 at update
+    `lr_warmup_updates` - 1. After the warm-up, `linear` and `cosine` fall to exactly `lr_final_frac` at update
+    `total_updates` - 1.
 
     Raises:
         ConfigurationError: the warm-up is longer than the run.
-        ValueError: `update` is outside the run: a resume that steps the schedule twice ends here.
+        ValueError: `update` is outside the run, for example because a resumed run counted updates twice.
     """
     warmup = spec.lr_warmup_updates
     if warmup > total_updates:

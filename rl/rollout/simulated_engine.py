@@ -1,7 +1,8 @@
-"""Samples without running a model: every token is drawn from one distribution, whatever stands before it.
+"""A rollout engine without a model: every token is drawn from one fixed distribution, whatever the context.
 
-For trying what stands around an engine (the loop, rewards, off-policy corrections, gates) at no cost. It says honestly
-what it sampled from, and that is not the policy: the difference shows as `logp_diff`, which closes the metric gate.
+It makes the parts around an engine (loop, rewards, off-policy corrections, gates) testable at no cost. It reports the
+log-probabilities of the distribution that it samples from, which is not the policy. The difference is the curve
+`logp_diff`, which closes the metric gate.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import numpy as np
 import torch
 
 from rl.policy import Policy
-from rl.rollout.engine import Completion, Sampling, check_prompts, check_version, derived_seed
+from rl.rollout.engine import Completion, Sampling, check_prompts, check_version
+from rl.seeds import derived_seed
 from rl.spec import RolloutSpec
 
 
 class SimulatedEngine:
-    """A unigram model whose logits are the row means of the policy's vocabulary projection at the last sync."""
+    """A unigram model. Its logits are the row means of the policy's projection to the vocabulary at the last sync."""
 
     name = "simulated"
 
     def __init__(self, spec: RolloutSpec, policy: Policy, version: int) -> None:
         self._spec = spec
         self._version = version
-        self._take_over(policy)
+        self._copy_weights(policy)
 
     @property
     def policy_version(self) -> int:
@@ -32,7 +34,7 @@ class SimulatedEngine:
 
     def sync(self, policy: Policy, version: int) -> None:
         check_version(self._version, version)
-        self._take_over(policy)
+        self._copy_weights(policy)
         self._version = version
 
     def close(self) -> None:
@@ -46,7 +48,7 @@ class SimulatedEngine:
             for prompt in range(len(prompts))
         ]
 
-    def _take_over(self, policy: Policy) -> None:
+    def _copy_weights(self, policy: Policy) -> None:
         weight = policy.head.weight.detach().double().cpu()
         self._logits = weight.mean(dim=1) * weight.shape[1] ** 0.5
         self._eos_ids = policy.eos_ids

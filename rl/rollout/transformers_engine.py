@@ -1,8 +1,8 @@
-"""Samples with a plain transformers model: works wherever the policy does, and is the reference for other engines.
+"""A rollout engine on a plain transformers model: runs wherever the policy runs; the reference for other engines.
 
-Each prompt is computed once and its cache repeated for its n completions; rows that have ended are dropped from the
-batch. Every completion draws from a random stream of its own (seed, prompt, sample), so what it gets does not depend
-on how the batch was cut. Log-probabilities are fp32, of the distribution that was sampled from.
+Each prompt is computed once, and its key-value cache is repeated for its n completions. Rows that have ended are
+removed from the batch. Every completion has its own random stream, seeded by (seed, prompt, sample), so completions do
+not depend on how prompts are batched. Log-probabilities are fp32, at the sampling temperature.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -18,7 +18,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from rl.policy import Policy
-from rl.rollout.engine import Completion, Sampling, check_prompts, check_version, turns
+from rl.rollout.engine import Completion, Sampling, batches_of_prompts, check_prompts, check_version
 from rl.spec import RolloutSpec
 
 
@@ -27,13 +27,14 @@ class _Draft:
     """A completion while it is being sampled."""
 
     uniforms: Float64[np.ndarray, " max_tokens"]
+    """One uniform random number in [0, 1) per token."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
 
 
 class TransformersEngine:
-    """See the module. Its weights are a copy, so what it samples changes with `sync` and not before."""
+    """Samples with a frozen copy of the policy's weights, so `sync` alone changes what it samples."""
 
     name = "transformers"
 
@@ -58,8 +59,8 @@ class TransformersEngine:
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
         check_prompts(prompts, self._spec.max_prompt_tokens)
         drafts: list[_Draft] = []
-        for turn in turns(len(prompts), sampling.n, self._spec.max_batch_completions):
-            drafts += self._sample([prompts[i] for i in turn], turn.start, sampling)
+        for batch in batches_of_prompts(len(prompts), sampling.n, self._spec.max_batch_completions):
+            drafts += self._sample([prompts[i] for i in batch], batch.start, sampling)
         completions = [
             Completion(tuple(d.ids), tuple(d.logprobs), "stop" if d.stopped else "length", self._version)
             for d in drafts
@@ -67,7 +68,7 @@ class TransformersEngine:
         return [completions[i : i + sampling.n] for i in range(0, len(completions), sampling.n)]
 
     def _sample(self, prompts: Sequence[Sequence[int]], first: int, sampling: Sampling) -> list[_Draft]:
-        """Drafts of n completions for each prompt; `first` is the number of the first prompt in the whole call."""
+        """n finished drafts for each prompt. `first` is the index of the first prompt within the call of `generate`."""
         drafts = [
             _Draft(np.random.default_rng([sampling.seed, first + p, k]).random(sampling.max_tokens))
             for p in range(len(prompts))
@@ -77,7 +78,7 @@ class TransformersEngine:
         ids, mask = _left_padded(prompts, self._policy.pad_id, device)
         with self._policy.compute():
             logits, cache = self._step(ids, mask, (mask.cumsum(dim=1) - 1).clamp(min=0), None)
-            # From here on a row is a completion; `alive` says which.
+            # From here on each row is one completion; `alive` maps rows to drafts.
             logits = logits.repeat_interleave(sampling.n, dim=0)
             if sampling.n > 1:
                 cache.batch_repeat_interleave(sampling.n)
@@ -96,19 +97,19 @@ class TransformersEngine:
                 logits, cache = self._step(chosen[:, None], mask, mask.sum(dim=1, keepdim=True) - 1, cache)
 
     def _step(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Float[Tensor, "rows v"], Any]:
-        """Logits that follow the last of `ids`, fp32, and the grown cache."""
+        """(fp32 logits of the token after the last of `ids`, the extended key-value cache)."""
         out = self._policy.backbone(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         )
         return self._policy.head(out.last_hidden_state[:, -1]).float(), out.past_key_values
 
     def _choose(self, logits: Tensor, drafts: Sequence[_Draft], temperature: float) -> Int[Tensor, " rows"]:
-        """Sample one token for each row and write it, with its log-probability, into its draft."""
+        """Sample one token per row and append it, with its log-probability, to its draft. Returns the token ids."""
         logprobs = (logits / (temperature or 1.0)).log_softmax(dim=-1)
         if temperature == 0.0:
             chosen = logits.argmax(dim=-1)
         else:
-            # Inverse of the cumulative distribution; float64, since a sum over the vocabulary in fp32 loses its tail.
+            # Inverse transform sampling, in float64: a cumulative sum over the vocabulary in fp32 loses the tail.
             cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
             uniform = torch.tensor([d.uniforms[len(d.ids)] for d in drafts], device=logits.device)
             target = (uniform[:, None] * cumulative[:, -1:]).contiguous()
@@ -126,7 +127,7 @@ def _ended(draft: _Draft, max_tokens: int) -> bool:
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(ids, mask), both [prompts, longest]; padding on the left, so that all prompts end in the last column."""
+    """(ids, mask), both [prompts, longest]. Padding is on the left, so that all prompts end in the last column."""
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), pad_id, dtype=torch.long)
     mask = torch.zeros((len(prompts), longest), dtype=torch.long)

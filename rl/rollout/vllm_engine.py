@@ -1,7 +1,9 @@
-"""Samples with vLLM in this process: weights handed over in memory, prefix caching, processed log-probabilities.
+"""A rollout engine on vLLM in this process: weights are passed in memory, and prefix caching is on.
 
-On CUDA the engine takes `gpu_memory_utilization` of the card beside the learner; on a CPU (the community build) a
-key-value cache of `kv_cache_gib`. vLLM is loaded when an engine is made, never before.
+On CUDA the engine uses the share `gpu_memory_utilization` of the card's memory, beside the learner. On a CPU (community
+build) it uses a key-value cache of `kv_cache_gib`. vLLM is imported when an engine is created, never before.
+
+Tested in tests/rl/rollout/test_engine_conformance.py.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from typing import Any
 import torch
 
 from rl.policy import Policy
-from rl.rollout.engine import Completion, Sampling, check_prompts, check_version, derived_seed, turns
+from rl.rollout.engine import Completion, Sampling, batches_of_prompts, check_prompts, check_version
+from rl.seeds import derived_seed
 from rl.spec import ConfigurationError, RolloutSpec
 
 
 class VllmEngine:
-    """See the module. One per process."""
+    """Samples with vLLM. A process can have one such engine."""
 
     name = "vllm"
 
@@ -32,8 +35,8 @@ class VllmEngine:
             vllm: Any = importlib.import_module("vllm")
         except ImportError as error:
             raise ConfigurationError(
-                "rollout.engine=vllm, and vllm cannot be imported here: install the extra (`uv pip install "
-                f"'.[vllm]'`, a machine with CUDA), or use rollout.engine=transformers ({error})"
+                "rollout.engine=vllm, but vllm cannot be imported: install it on a machine with CUDA (`uv pip install "
+                f"'.[vllm]'`), or use rollout.engine=transformers ({error})"
             ) from error
         self._spec = spec
         self._eos_ids = policy.eos_ids
@@ -48,10 +51,10 @@ class VllmEngine:
                 max_model_len=spec.max_prompt_tokens + spec.max_completion_tokens,
                 max_num_seqs=spec.max_batch_completions,
                 gpu_memory_utilization=spec.gpu_memory_utilization,
-                # CUDA graphs pay off on a card only.
+                # CUDA graphs save time on a card only.
                 enforce_eager=policy.device.type == "cpu",
                 enable_prefix_caching=True,
-                # Temperature applied: what is sampled from, not the model's raw distribution.
+                # Log-probabilities at the sampling temperature, not those of the model's raw logits.
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",
                 disable_log_stats=True,
@@ -65,10 +68,10 @@ class VllmEngine:
 
     def sync(self, policy: Policy, version: int) -> None:
         check_version(self._version, version)
-        # A tied head is handed over too: on a CPU the engine keeps a repacked copy of it, which would stay stale.
+        # A tied head is passed too: on a CPU the engine has a repacked copy of it, which would stay stale.
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(policy.weights())})
         if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vllm did not drop its prefix cache after a weight sync; completions would be stale")
+            raise RuntimeError("vllm did not drop its prefix cache after a weight sync, so completions would be stale")
         self._version = version
 
     def close(self) -> None:
@@ -79,9 +82,9 @@ class VllmEngine:
         parameters: Any = importlib.import_module("vllm").SamplingParams
         check_prompts(prompts, self._spec.max_prompt_tokens)
         completions: list[list[Completion]] = []
-        for turn in turns(len(prompts), sampling.n, self._spec.max_batch_completions):
+        for batch in batches_of_prompts(len(prompts), sampling.n, self._spec.max_batch_completions):
             outputs = self._llm.generate(
-                [{"prompt_token_ids": list(prompts[i])} for i in turn],
+                [{"prompt_token_ids": list(prompts[i])} for i in batch],
                 [
                     parameters(
                         n=sampling.n,
@@ -92,7 +95,7 @@ class VllmEngine:
                         logprobs=0,
                         detokenize=False,
                     )
-                    for i in turn
+                    for i in batch
                 ],
                 use_tqdm=False,
             )
@@ -105,7 +108,7 @@ class VllmEngine:
         ids = tuple(sample.token_ids)
         return Completion(
             ids=ids,
-            # By id: the dictionary also holds likelier tokens, in any order.
+            # Looked up by id: the mapping also contains likelier tokens, in any order.
             logprobs=tuple(
                 float(position[token].logprob) for token, position in zip(ids, sample.logprobs, strict=True)
             ),
@@ -115,8 +118,8 @@ class VllmEngine:
 
 
 def _prepare_environment(spec: RolloutSpec, device: torch.device) -> None:
-    """vLLM reads these when it is imported; what the user has set stays."""
-    # In this process, so that weights can be handed over as tensors.
+    """Set the environment variables that vLLM reads at import. Variables that the user has set are kept."""
+    # In this process, so that weights can be passed as tensors.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
@@ -125,7 +128,7 @@ def _prepare_environment(spec: RolloutSpec, device: torch.device) -> None:
 
 
 def _export(policy: Policy, folder: Path) -> None:
-    """A folder that vLLM can load from: the policy's weights and configuration, no tokenizer."""
+    """Write the policy's weights and configuration into `folder`, as vLLM loads them. No tokenizer is needed."""
     from safetensors.torch import save_file
 
     dtype = torch.bfloat16 if policy.autocast else torch.float32

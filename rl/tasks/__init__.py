@@ -1,6 +1,6 @@
-"""What is asked and how answers are judged: questions, their split, prompts, rewards, statistics of evaluations.
+"""Tasks: questions and their split, prompts, scorers and rewards, statistics of evaluations.
 
-Light to import: datasets, reasoning-gym and math-verify are loaded by the functions that need them.
+Light to import: datasets, reasoning-gym and math-verify are imported by the functions that need them.
 """
 
 from rl.tasks.sampler import PromptSampler

@@ -1,4 +1,4 @@
-"""From a question to the token ids a model is given. Never truncates: a prompt that was cut asks something else."""
+"""Token ids of a question. Prompts are never truncated: a truncated prompt would be another question."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from rl.tasks.task import Question
 
 
 def encode_prompt(question: Question, tokenizer: Any, chat_template: bool) -> list[int]:
-    """Token ids of the prompt: through the tokenizer's chat template with its generation prompt, or as plain text.
+    """Token ids of the prompt of `question`.
 
-    Plain text is encoded with the tokenizer's own special tokens; a chat template writes its own. The caller compares
-    the length with `max_prompt_tokens`.
+    With `chat_template`, the messages go through the tokenizer's chat template, with its generation prompt. The
+    template writes the special tokens itself. Otherwise the messages are plain text, encoded with the tokenizer's
+    special tokens. The length is not checked here; the caller compares it with `rollout.max_prompt_tokens`.
     """
     if not chat_template:
         return list(tokenizer(question.prompt)["input_ids"])

@@ -1,12 +1,11 @@
-"""Scores completions: several raw rewards by name, their weighted sum, and raw correctness apart from it.
+"""Scores completions: raw rewards by name, their weighted sum, and raw correctness.
 
-Code that may never return or may take the process with it runs in worker processes with a deadline for each
-completion: a user's own scorer, a user's regular expression (matching can take exponential time), and math-verify
-(sympy can simplify for ever). `exact` and `number` run in this process: they are ours, take time linear in the length
-of the text, and cannot fail, so a process would add only its cost.
+Code that may hang or end its process runs in worker processes, with a deadline per completion: the user's scorer, the
+user's regular expression (matching can take exponential time), and math-verify (sympy may not terminate). `exact` and
+`number` run in this process: they cannot fail, and their time is linear in the length of the text.
 
-A completion whose scorer throws, or dies, or is over its deadline counts as wrong, with every raw reward 0 and its
-error counted; it is never left out of a mean.
+A completion whose scorer raises, dies or exceeds its deadline counts as wrong: all its raw rewards are 0, and its error
+is counted. It is never left out of a mean.
 """
 
 from __future__ import annotations
@@ -25,54 +24,59 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rl.spec import ConfigurationError, TaskSpec
-from rl.tasks.worker import START_SECONDS, judge_from
+from rl.tasks.worker import START_SECONDS, make_scorer
 
 _log = logging.getLogger(__name__)
 
 IN_PROCESS = ("exact", "number")
-MOST_ERRORS_TOLD = 3
+"""Scorers that run in this process."""
+MAX_LOGGED_ERRORS = 3
+"""Number of different errors that a `Scorer` logs."""
 
 
 @dataclass(frozen=True)
 class WorkerRestart:
-    """A worker was ended or died, and a new one has its place."""
+    """A worker was ended or died, and a new worker replaced it."""
 
     index: int
+    """Number of the worker, from 0."""
     reason: str
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The judgement of a batch; every sequence has one entry per completion, in their order."""
+    """Scores of a batch. Every sequence has one entry per completion, in the order of the completions."""
 
     reward: tuple[float, ...]
     """The weighted sum of the raw rewards."""
     acc: tuple[float, ...]
-    """1.0 where `correct` has full credit, else 0.0."""
+    """1.0 where the raw reward `correct` is 1, else 0.0."""
     raw: Mapping[str, tuple[float, ...]]
     """Every reward by name, unweighted, from 0 to 1."""
     errors: tuple[str | None, ...]
-    """What went wrong in scoring; None where nothing did."""
+    """Error message of the scorer; None where scoring succeeded."""
     restarts: tuple[WorkerRestart, ...] = ()
+    """Workers that were restarted since the last call."""
 
 
 class Scorer:
-    """Scores completions as a task says; leaves no process behind when its `with` block ends.
+    """Scores the completions of a task. A context manager: on exit all worker processes are ended.
 
-    One scorer belongs to one thread. Workers start at the first call that needs them.
+    Not thread-safe. Workers start at the first call that needs them.
     """
 
     def __init__(self, spec: TaskSpec, user_scorer: str | None = None) -> None:
         """
         Raises:
-            ConfigurationError: a weight without a reward, a pattern that is no regular expression, no time, no workers.
+            ConfigurationError: a weight for an unknown reward or a reward without weight, an invalid regular
+                expression, a deadline of 0, or no workers.
         """
         self._spec = spec
         self._user_scorer = user_scorer
         self._weights = _checked_weights(spec, user_scorer)
         self._workers: list[_Worker] = []
         self._restarts: list[WorkerRestart] = []
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._local = user_scorer is None and spec.scorer in IN_PROCESS and not spec.format_pattern
 
     def __enter__(self) -> Scorer:
@@ -82,82 +86,85 @@ class Scorer:
         self.close()
 
     def close(self) -> None:
-        """End all workers and what they started. Closing twice is fine."""
+        """End all workers and their child processes. May be called twice."""
         for worker in self._workers:
             worker.kill()
         self._workers.clear()
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> Scores:
-        """Judge each completion against the answer at the same place.
+        """Score each completion against the answer at the same index.
 
         Raises:
-            ConfigurationError: the user's scorer cannot be imported, or names other rewards than the weights do.
+            ConfigurationError: the user's scorer cannot be imported, or its rewards are not those of
+                `task.reward_weights`.
+            ValueError: the two sequences have different lengths.
         """
         if len(completions) != len(answers):
-            raise ValueError(f"{len(completions)} completions and {len(answers)} answers")
-        judged: list[dict[str, float] | str]
+            raise ValueError(f"{len(completions)} completions and {len(answers)} answers; their numbers must be equal")
+        results: list[dict[str, float] | str]
         if self._local:
-            judge = judge_from(self._spec.scorer, None, "")
-            judged = [judge(c, a) for c, a in zip(completions, answers, strict=True)]
+            score = make_scorer(self._spec.scorer, None, "")
+            results = [score(c, a) for c, a in zip(completions, answers, strict=True)]
         else:
-            judged = self._in_workers(list(zip(completions, answers, strict=True)))
+            results = self._in_workers(list(zip(completions, answers, strict=True)))
         restarts, self._restarts = tuple(self._restarts), []
-        self._tell_new_errors(completions, judged)
-        return self._scores(judged, restarts)
+        self._log_new_errors(completions, results)
+        return self._scores(results, restarts)
 
-    def _tell_new_errors(self, completions: Sequence[str], judged: Sequence[dict[str, float] | str]) -> None:
-        """Log the first few different errors: a rate of errors says how many, and not why."""
-        for completion, one in zip(completions, judged, strict=True):
-            if isinstance(one, str) and one not in self._told and len(self._told) < MOST_ERRORS_TOLD:
-                self._told.add(one)
-                _log.warning("scoring failed and counts as wrong: %s; the completion was %.200r", one, completion)
+    def _log_new_errors(self, completions: Sequence[str], results: Sequence[dict[str, float] | str]) -> None:
+        """Log the first few different errors, since the curve of errors shows their number only."""
+        for completion, result in zip(completions, results, strict=True):
+            if isinstance(result, str) and result not in self._logged and len(self._logged) < MAX_LOGGED_ERRORS:
+                self._logged.add(result)
+                _log.warning("scoring failed and counts as wrong: %s; the completion was %.200r", result, completion)
 
-    def _scores(self, judged: list[dict[str, float] | str], restarts: tuple[WorkerRestart, ...]) -> Scores:
-        """`judged` has the raw rewards by name, or the text of an error."""
-        for one in judged:
-            if not isinstance(one, str) and set(one) != set(self._weights):
+    def _scores(self, results: list[dict[str, float] | str], restarts: tuple[WorkerRestart, ...]) -> Scores:
+        """`results` has, per completion, the raw rewards by name or the text of an error."""
+        for result in results:
+            if not isinstance(result, str) and set(result) != set(self._weights):
                 raise ConfigurationError(
-                    f"the scorer {self._user_scorer} gives the rewards {_names(one)} and task.reward_weights has "
-                    f"{_names(self._weights)}: give each a weight (0 logs it only), and take out the others"
+                    f"the scorer {self._user_scorer} returns the rewards {_names(result)}, but task.reward_weights has "
+                    f"{_names(self._weights)}: give each returned reward a weight (0 logs it without optimising it), "
+                    "and remove the other weights"
                 )
-        raw = {n: tuple(0.0 if isinstance(one, str) else one[n] for one in judged) for n in self._weights}
+        raw = {n: tuple(0.0 if isinstance(r, str) else r[n] for r in results) for n in self._weights}
         return Scores(
-            reward=tuple(sum(w * raw[n][i] for n, w in self._weights.items()) for i in range(len(judged))),
+            reward=tuple(sum(w * raw[n][i] for n, w in self._weights.items()) for i in range(len(results))),
             acc=tuple(float(v >= 1.0) for v in raw["correct"]),
             raw=raw,
-            errors=tuple(one if isinstance(one, str) else None for one in judged),
+            errors=tuple(r if isinstance(r, str) else None for r in results),
             restarts=restarts,
         )
 
     def _in_workers(self, items: list[tuple[str, str]]) -> list[dict[str, float] | str]:
-        """Hand one item at a time to each idle worker; the deadline of an item starts when it is handed over."""
+        """Score (completion, answer) pairs. Each idle worker gets one; its deadline starts at that moment."""
         if not items:
             return []
         while len(self._workers) < min(self._spec.reward_workers, len(items)):
             self._workers.append(self._start())
-        judged: list[dict[str, float] | str] = [""] * len(items)
+        results: list[dict[str, float] | str] = [""] * len(items)
         waiting = list(range(len(items)))[::-1]
-        busy: dict[int, tuple[int, float]] = {}  # worker -> item, deadline
+        busy: dict[int, tuple[int, float]] = {}  # worker -> (item, deadline)
         while waiting or busy:
             for w in range(len(self._workers)):
                 if w not in busy and waiting:
                     if reason := self._workers[w].how_it_ended():
-                        self._restart(w, reason)  # it died idle, which is no completion's fault
+                        self._restart(w, reason)  # it died while idle, so no completion is counted as wrong
                     busy[w] = (item := waiting.pop()), time.monotonic() + self._spec.reward_timeout_seconds
-                    self._workers[w].ask({"completion": items[item][0], "answer": items[item][1]})
+                    self._workers[w].send({"completion": items[item][0], "answer": items[item][1]})
             for w, reply in _wait(self._workers, busy).items():
                 item = busy.pop(w)[0]
                 if reply is None:
-                    reason = self._workers[w].why_silent(self._spec.reward_timeout_seconds)
+                    reason = self._workers[w].failure_reason(self._spec.reward_timeout_seconds)
                     self._restart(w, reason)
-                    judged[item] = reason
+                    results[item] = reason
                 else:
-                    judged[item] = reply["error"] if "error" in reply else reply["raw"]
-        return judged
+                    results[item] = reply["error"] if "error" in reply else reply["raw"]
+        return results
 
     def _start(self) -> _Worker:
         worker = _Worker()
-        worker.ask(
+        worker.send(
             {
                 "scorer": self._spec.scorer,
                 "user_scorer": self._user_scorer,
@@ -167,7 +174,7 @@ class Scorer:
         )
         reply = _wait([worker], {0: (0, time.monotonic() + START_SECONDS)})[0]
         if reply is None or "failed" in reply:
-            reason = worker.why_silent(START_SECONDS) if reply is None else reply["failed"]
+            reason = worker.failure_reason(START_SECONDS) if reply is None else reply["failed"]
             worker.kill()
             raise ConfigurationError(
                 f"a reward worker for {self._user_scorer or self._spec.scorer} cannot start: {reason}"
@@ -181,10 +188,10 @@ class Scorer:
 
 
 class _Worker:
-    """A child process and the pipes to it. It leads a process group of its own, so its children end with it."""
+    """A child process and its pipes. It leads its own process group, so that its children end with it."""
 
     def __init__(self) -> None:
-        # The child imports what we import, from the same places, whatever they were set by.
+        # The child must find the same modules as this process, however sys.path was set.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rl.tasks.worker"],
@@ -200,16 +207,16 @@ class _Worker:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def ask(self, message: Mapping[str, object]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
         data = memoryview(json.dumps(message).encode() + b"\n")
-        # A worker that died does not read: looking for its answer finds the end of its pipe, and says so.
+        # A worker that has died does not read. `receive` then finds the end of its pipe, and reports it.
         with contextlib.suppress(BrokenPipeError):
             while data:
                 data = data[self._process.stdin.write(data) or 0 :]
 
     def receive(self) -> tuple[bool, dict | None]:
-        """Whether the answer is there, and the answer; None if the worker is gone instead."""
+        """(whether there is an outcome, the reply). The reply is None if the worker has died."""
         chunk = os.read(self.fileno(), 1 << 16)
         self._received += chunk
         line, newline, rest = self._received.partition(b"\n")
@@ -218,9 +225,9 @@ class _Worker:
             return True, json.loads(line)
         return not chunk, None
 
-    def why_silent(self, timeout_seconds: float) -> str:
-        """Why no answer came: the worker has ended, or it still runs and so is over its deadline."""
-        for _ in range(100):  # its pipe closes a little before it is dead
+    def failure_reason(self, timeout_seconds: float) -> str:
+        """Why there is no reply: the worker has ended, or it is still running and has exceeded its deadline."""
+        for _ in range(100):  # the pipe of a dying process closes shortly before the process ends
             if reason := self.how_it_ended():
                 return reason
             if not self._at_end():
@@ -229,23 +236,23 @@ class _Worker:
         return f"no answer within {timeout_seconds:g} s"
 
     def how_it_ended(self) -> str | None:
-        """None while it runs. Leaves it to `kill` to reap it: until then nobody else gets its process id."""
+        """How the process ended; None while it runs. `kill` reaps it: until then its process id is not reused."""
         try:
             ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # a library of this process waits for all children, not only for its own
-            return "the worker ended, how is not known"
+        except ChildProcessError:  # a library in this process has waited for all children
+            return "the worker ended with an unknown exit code"
         if ended is None:
             return None
         return f"the worker ended with {'exit code' if ended.si_code == os.CLD_EXITED else 'signal'} {ended.si_status}"
 
     def _at_end(self) -> bool:
-        """Whether the worker's end of the pipe is closed."""
+        """Whether the worker has closed its end of the pipe."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.fileno(), selectors.EVENT_READ)
             return bool(selector.select(0)) and not os.read(self.fileno(), 1)
 
     def kill(self) -> None:
-        """End it and its children, whatever state they are in."""
+        """End the process and its children with SIGKILL, and reap it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -255,7 +262,11 @@ class _Worker:
 
 
 def _wait(workers: Sequence[_Worker], busy: Mapping[int, tuple[int, float]]) -> dict[int, dict | None]:
-    """Wait for the first of the busy workers to answer, end or miss its deadline. None: no answer will come."""
+    """Wait until at least one busy worker replies, dies or exceeds its deadline.
+
+    `busy` maps a worker's index to (item, deadline on the monotonic clock in seconds). Returns the reply of each worker
+    that has an outcome; None if it died or exceeded its deadline.
+    """
     with selectors.DefaultSelector() as selector:
         for w in busy:
             selector.register(workers[w].fileno(), selectors.EVENT_READ, w)
@@ -263,9 +274,9 @@ def _wait(workers: Sequence[_Worker], busy: Mapping[int, tuple[int, float]]) -> 
             done: dict[int, dict | None] = {}
             nearest = min(deadline for _, deadline in busy.values())
             for key, _ in selector.select(max(0.0, nearest - time.monotonic())):
-                there, answer = workers[key.data].receive()
-                if there:
-                    done[key.data] = answer
+                has_outcome, reply = workers[key.data].receive()
+                if has_outcome:
+                    done[key.data] = reply
             now = time.monotonic()
             done.update({w: None for w, (_, deadline) in busy.items() if w not in done and now >= deadline})
             if done:
@@ -282,20 +293,22 @@ def _checked_weights(spec: TaskSpec, user_scorer: str | None) -> dict[str, float
         re.compile(spec.format_pattern)
     except re.error as error:
         raise ConfigurationError(
-            f"task.format_pattern={spec.format_pattern!r} is no regular expression: {error}"
+            f"task.format_pattern={spec.format_pattern!r} is not a valid regular expression: {error}"
         ) from error
     weights = {n: float(w) for n, w in spec.reward_weights.items()}
     if not spec.format_pattern:
-        weights.pop("format", None)  # its weight stands by until there is a pattern
+        weights.pop("format", None)  # the default weights have it; without a pattern there is no such reward
     if "correct" not in weights:
         raise ConfigurationError(
-            f"task.reward_weights={dict(spec.reward_weights)} has no weight for 'correct' (0 is one)"
+            f"task.reward_weights={dict(spec.reward_weights)} has no weight for 'correct'; add one (0 is valid)"
         )
     known = {"correct", "format"}
     if user_scorer is None and (unknown := sorted(set(weights) - known)):
         raise ConfigurationError(f"task.reward_weights: there is no reward {unknown[0]!r}; there are: {_names(known)}")
     if spec.format_pattern and "format" not in weights:
-        raise ConfigurationError("task.format_pattern is set and task.reward_weights has no weight for 'format'")
+        raise ConfigurationError(
+            "task.format_pattern is set, but task.reward_weights has no weight for 'format'; add one"
+        )
     return weights
 
 

@@ -1,4 +1,4 @@
-"""Which training questions the next step asks. Never sees a completion; its whole state is a small JSON value."""
+"""Selects the training questions of each step. The state of the selection is a small JSON value."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rl.tasks.task import Question, seeded_order
 
 
 class PromptSampler:
-    """Draws distinct training questions, each once per epoch, in an order that changes with every epoch and seed.
+    """Draws training questions, each once per epoch, in an order that depends on the epoch and the seed.
 
-    A draw that reaches over the end of an epoch goes on in the next one; a question that the draw already holds is put
-    off to the following draw, so that no draw has a question twice and no epoch leaves one out.
+    A draw at the end of an epoch continues in the next epoch. If it meets a question that it already contains, that
+    question is deferred to the following draw. So no draw contains a question twice, and no epoch leaves one out.
     """
 
     def __init__(self, questions: Sequence[Question], prompts_per_step: int, seed: int) -> None:
         """
         Raises:
-            ConfigurationError: fewer questions than one step asks for.
+            ConfigurationError: `prompts_per_step` is below 1 or above the number of questions.
         """
         if not 1 <= prompts_per_step <= len(questions):
             raise ConfigurationError(
                 f"prompts_per_step={prompts_per_step}, and the task has {len(questions)} distinct training questions: "
-                f"a step asks for 1 to {len(questions)}; fewer prompts, or a task with more questions"
+                f"use 1 to {len(questions)} prompts per step, or a task with more questions"
             )
         self._by_id = {q.question_id: q for q in questions}
         self._prompts_per_step = prompts_per_step
@@ -37,11 +37,15 @@ class PromptSampler:
 
     @property
     def epoch(self) -> int:
-        """Times that all training questions were drawn."""
+        """Completed passes over all training questions."""
         return self._epoch
 
     def draw(self, count: int | None = None) -> list[Question]:
-        """The next `count` questions (prompts_per_step by default), all different."""
+        """The next `count` questions (`prompts_per_step` by default), all different.
+
+        Raises:
+            ValueError: `count` is negative or above the number of questions.
+        """
         count = self._prompts_per_step if count is None else count
         if not 0 <= count <= len(self._order):
             raise ValueError(f"cannot draw {count} different questions of {len(self._order)}")
@@ -59,8 +63,8 @@ class PromptSampler:
                 drawn[question_id] = None
         return [self._by_id[i] for i in drawn]
 
-    def state(self) -> dict[str, Any]:
-        """Where the sampler is, as JSON types, for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the sampler, as JSON types, for a checkpoint."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -68,16 +72,16 @@ class PromptSampler:
             "questions": self._fingerprint(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`, which `state_dict` returned.
 
         Raises:
-            ConfigurationError: it was taken over other questions or with another seed.
+            ConfigurationError: `state` belongs to other questions or to another seed.
         """
         if state["questions"] != self._fingerprint():
             raise ConfigurationError(
-                "the checkpoint's data position belongs to other training questions or another seed: "
-                "resume with the task and the seed it was written with, or start afresh"
+                "the data position in the checkpoint belongs to other training questions or another seed: "
+                "resume with the task and the seed of the checkpoint, or start without a checkpoint"
             )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self._deferred = [str(i) for i in state["deferred"]]

@@ -1,6 +1,6 @@
-"""Where questions come from: reasoning-gym, a file or a hub data set, a user's own function.
+"""Sources of questions: reasoning-gym, a file, a hub data set, or a function of the user.
 
-Only reads and checks rows; knows nothing of splits, templates and scoring.
+Reads and validates rows. The split and the prompt template are applied in `rl.tasks.task`.
 """
 
 from __future__ import annotations
@@ -21,37 +21,42 @@ from rl.spec import ConfigurationError, TaskSpec
 
 SUFFIXES = (".parquet", ".jsonl")
 GENERATED_ROWS = 4096
-"""Rows drawn from a generator when training takes all: some twenty times the 200 one-digit sums there are."""
-MOST_ROWS_PER_QUESTION = 64
-"""A generator that yields fewer distinct questions than this many rows each is taken to have run out."""
+"""Rows drawn from a generator if `train_questions` is 0 (all): about twenty times the 200 one-digit sums."""
+MAX_ROWS_PER_QUESTION = 64
+"""Rows drawn per requested question before a generator is considered to have no more distinct questions."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One question as its source has it, and where that is."""
+class SourceRow:
+    """One question as it is in its source."""
 
     messages: tuple[Mapping[str, str], ...]
+    """Chat messages (`role`, `content`); the last one is the user's."""
     answer: str
     where: str
+    """Position in the source, such as file and line, for error messages."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """`test` is None where the source has no split of its own."""
+class SourceRows:
+    """All rows of a source."""
 
-    train: list[Row]
-    test: list[Row] | None = None
+    train: list[SourceRow]
+    """All rows, if the source has no split."""
+    test: list[SourceRow] | None = None
+    """None if the source has no split."""
     user_scorer: str | None = None
+    """`package.module:function` if the user's function returned a scorer."""
 
 
-def read_rows(spec: TaskSpec) -> Rows:
+def read_rows(spec: TaskSpec) -> SourceRows:
     """All rows of the source that `spec` names.
 
     Raises:
         ConfigurationError: the source is missing, or a row has no question or answer.
     """
     if spec.kind == "reasoning_gym":
-        return Rows(_reasoning_gym(spec))
+        return SourceRows(_reasoning_gym(spec))
     return _file(spec) if spec.kind == "file" else _module(spec)
 
 
@@ -60,39 +65,39 @@ def read_rows(spec: TaskSpec) -> Rows:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _reasoning_gym(spec: TaskSpec) -> list[Row]:
-    """Draw until there are as many distinct questions as asked for, or the generator has run out of them."""
+def _reasoning_gym(spec: TaskSpec) -> list[SourceRow]:
+    """Draw rows until there are as many distinct questions as requested, or the generator has no more of them."""
     with warnings.catch_warnings():
-        # Dependencies of reasoning_gym compile with SyntaxWarnings, which tell our user nothing.
+        # Dependencies of reasoning_gym raise SyntaxWarnings, which do not concern the user.
         warnings.simplefilter("ignore")
         import reasoning_gym  # takes seconds
     params = dict(spec.params)
     if "seed" in params:
-        raise ConfigurationError("task.params.seed: the questions are seeded by task.data_seed")
+        raise ConfigurationError("task.params.seed cannot be set: the questions are seeded by task.data_seed; set that")
     fixed = params.pop("size", None)
     wanted = spec.train_questions + spec.eval_questions
     size = fixed or max(GENERATED_ROWS, 2 * wanted)
-    # Row i of such a data set is seeded by seed + i: neighbouring data seeds would share nearly all their rows.
+    # Row i of a data set is seeded by seed + i, so the seeds of different data seeds must lie far apart.
     seed = int.from_bytes(hashlib.sha256(f"questions {spec.data_seed}".encode()).digest()[:4], "big")
     while True:
         try:
             dataset = reasoning_gym.create_dataset(spec.name, size=size, seed=seed, **params)
-        except Exception as error:  # each data set checks its parameters in a way of its own
+        except Exception as error:  # data sets raise different exceptions for invalid parameters
             raise ConfigurationError(
-                f"task.name={spec.name!r} with task.params={dict(spec.params)}: reasoning_gym says: {error}"
+                f"task.name={spec.name!r} with task.params={dict(spec.params)}: error in reasoning_gym: {error}"
             ) from error
         rows = [_generated(spec, i, entry) for i, entry in enumerate(dataset)]
         distinct = len({row.messages[0]["content"] for row in rows})
-        if fixed or not spec.train_questions or distinct >= wanted or size >= MOST_ROWS_PER_QUESTION * wanted:
+        if fixed or not spec.train_questions or distinct >= wanted or size >= MAX_ROWS_PER_QUESTION * wanted:
             return rows
         size *= 4
 
 
-def _generated(spec: TaskSpec, index: int, entry: Mapping[str, Any]) -> Row:
+def _generated(spec: TaskSpec, index: int, entry: Mapping[str, Any]) -> SourceRow:
     where = f"reasoning_gym {spec.name}, entry {index}"
     if not isinstance(entry["answer"], str):
-        raise ConfigurationError(f"{where} has no single right answer: it needs a scorer of its own (task.kind=module)")
-    return Row(({"role": "user", "content": entry["question"]},), entry["answer"], where)
+        raise ConfigurationError(f"{where} has no single right answer: it needs its own scorer; use task.kind=module")
+    return SourceRow(({"role": "user", "content": entry["question"]},), entry["answer"], where)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -100,28 +105,31 @@ def _generated(spec: TaskSpec, index: int, entry: Mapping[str, Any]) -> Row:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _file(spec: TaskSpec) -> Rows:
+def _file(spec: TaskSpec) -> SourceRows:
     if not spec.path:
         raise ConfigurationError(
-            f"task {spec.name!r}: task.path is missing: a {' or '.join(SUFFIXES)} file, or a folder"
+            f"task {spec.name!r}: task.path is missing; set it to a {' or '.join(SUFFIXES)} file or a folder"
         )
     path = Path(spec.path)
     if not path.exists() and path.suffix not in SUFFIXES and re.fullmatch(r"[\w.-]+/[\w.-]+", spec.path):
         return _hub(spec)
     if spec.params:
-        raise ConfigurationError(f"task.params={dict(spec.params)} has no meaning for the file {path}: leave it out")
+        raise ConfigurationError(f"task.params={dict(spec.params)} has no meaning for the file {path}: remove it")
     if path.is_dir():
         parts = {s: path / f"{s}{e}" for s in ("train", "test") for e in SUFFIXES if (path / f"{s}{e}").exists()}
         if set(parts) != {"train", "test"}:
-            raise ConfigurationError(f"task.path={path} is a folder without train and test ({' or '.join(SUFFIXES)})")
-        return Rows(_parse_all(spec, _records(parts["train"])), _parse_all(spec, _records(parts["test"])))
+            raise ConfigurationError(
+                f"task.path={path} is a folder without train and test files ({' or '.join(SUFFIXES)}); add both, or "
+                "give one file"
+            )
+        return SourceRows(_parse_all(spec, _records(parts["train"])), _parse_all(spec, _records(parts["test"])))
     if not path.exists():
-        raise ConfigurationError(f"task.path={path}: there is no such file (seen from {Path.cwd()})")
-    return Rows(_parse_all(spec, _records(path)))
+        raise ConfigurationError(f"task.path={path}: there is no such file (current folder: {Path.cwd()})")
+    return SourceRows(_parse_all(spec, _records(path)))
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file, each with where it is."""
+    """(position, row) of every row of a file."""
     if path.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet
@@ -140,30 +148,34 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
                     continue
                 try:
                     yield where, json.loads(line)
-                except ValueError as error:  # of JSON and of UTF-8
+                except ValueError as error:  # invalid JSON or invalid UTF-8
                     raise ConfigurationError(f"{where} is not JSON: {error}") from error
     else:
-        raise ConfigurationError(f"task.path={path}: a task file ends in {' or '.join(SUFFIXES)}")
+        raise ConfigurationError(f"task.path={path}: the name of a task file ends in {' or '.join(SUFFIXES)}")
 
 
-def _hub(spec: TaskSpec) -> Rows:
+def _hub(spec: TaskSpec) -> SourceRows:
     if importlib.util.find_spec("datasets") is None:
         raise ConfigurationError(
-            f"task.path={spec.path}: there is no such file; to read it as a hub id, install the package `datasets`"
+            f"task.path={spec.path}: there is no such file. If it is a hub id, install the package `datasets`"
         )
     import datasets
 
     try:
         splits = datasets.load_dataset(str(spec.path), **spec.params)
-    except Exception as error:  # the hub's client raises errors of many libraries
+    except Exception as error:  # the hub's client raises exceptions of many libraries
         raise ConfigurationError(
-            f"task.path={spec.path}: there is no such file, and as a hub id it cannot be loaded: {error}"
+            f"task.path={spec.path}: there is no such file, and no such data set could be loaded from the hub: {error}"
         ) from error
     return hub_rows(spec, {"train": splits} if isinstance(splits, datasets.Dataset) else splits)
 
 
-def hub_rows(spec: TaskSpec, splits: Mapping[Any, Iterable[Any]]) -> Rows:
-    """The splits of a hub data set; apart from the download, so that it can be tested without a hub."""
+def hub_rows(spec: TaskSpec, splits: Mapping[Any, Iterable[Any]]) -> SourceRows:
+    """The rows of the splits of a hub data set. Separate from the download, so that it can be tested offline.
+
+    Raises:
+        ConfigurationError: there is no split `train`, or a row has no question or answer.
+    """
     if "train" not in splits:
         raise ConfigurationError(f"task.path={spec.path} has no split `train`; it has: {', '.join(map(str, splits))}")
     read = {
@@ -171,11 +183,11 @@ def hub_rows(spec: TaskSpec, splits: Mapping[Any, Iterable[Any]]) -> Rows:
         for name in ("train", "test")
         if name in splits
     }
-    return Rows(read["train"], read.get("test"))
+    return SourceRows(read["train"], read.get("test"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A user's own function
+# A function of the user
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -183,16 +195,17 @@ def resolve(name: str, what: str) -> Any:
     """The object at `package.module:function`.
 
     Raises:
-        ConfigurationError: not of that form, the module cannot be imported, or it has no such name.
+        ConfigurationError: `name` has another form, the module cannot be imported, or it has no such attribute. The
+            message calls the name `what`.
     """
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigurationError(f"{what}={name!r} should be of the form package.module:function")
     if not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.append(str(Path.cwd()))  # where the command is typed, wherever the program itself lies
+        sys.path.append(str(Path.cwd()))  # the user's module is in the current folder
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # importing runs the user's code
+    except Exception as error:  # the import runs user code
         raise ConfigurationError(f"{what}={name!r}: cannot import {module_name}: {_text(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -201,7 +214,7 @@ def resolve(name: str, what: str) -> Any:
     return found
 
 
-def _module(spec: TaskSpec) -> Rows:
+def _module(spec: TaskSpec) -> SourceRows:
     function = resolve(spec.name, "task.name")
     scorer = None
     try:
@@ -209,18 +222,18 @@ def _module(spec: TaskSpec) -> Rows:
         if isinstance(made, tuple) and len(made) == 2 and callable(made[1]):
             made, scorer = made
         records = list(made)
-    except Exception as error:  # runs the user's code
+    except Exception as error:  # user code
         raise ConfigurationError(f"{spec.name} with {dict(spec.params)} failed: {_text(error)}") from error
     rows = _parse_all(spec, ((f"{spec.name}, item {i}", r) for i, r in enumerate(records)))
-    return Rows(rows, user_scorer=_scorer_name(spec, scorer) if scorer else None)
+    return SourceRows(rows, user_scorer=_scorer_name(spec, scorer) if scorer else None)
 
 
 def _scorer_name(spec: TaskSpec, scorer: Any) -> str:
-    """Scoring workers import the scorer by its name, so it must have one."""
+    """`package.module:function` of `scorer`. Reward workers import it by that name, so it must have one."""
     name = f"{getattr(scorer, '__module__', '?')}:{getattr(scorer, '__qualname__', '?')}"
     if "<" in name or "?" in name or name.startswith("__main__:") or resolve(name, "scorer") is not scorer:
         raise ConfigurationError(
-            f"{spec.name}: its scorer {name} cannot be imported by name; define it with `def` at the top of a module"
+            f"{spec.name}: its scorer {name} cannot be imported by name; define it with `def` at module level"
         )
     return name
 
@@ -230,15 +243,15 @@ def _text(error: Exception) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Rows of any of them
+# Parsing of rows
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _parse_all(spec: TaskSpec, records: Iterable[tuple[str, Any]]) -> list[Row]:
+def _parse_all(spec: TaskSpec, records: Iterable[tuple[str, Any]]) -> list[SourceRow]:
     return [_parse(spec, where, record) for where, record in records]
 
 
-def _parse(spec: TaskSpec, where: str, record: Any) -> Row:
+def _parse(spec: TaskSpec, where: str, record: Any) -> SourceRow:
     if not isinstance(record, Mapping):
         raise ConfigurationError(f"{where} should be a mapping with {spec.question_field!r} and {spec.answer_field!r}")
     if _find(record, spec.question_field) is None and "prompt" in record and "reward_model" in record:
@@ -246,15 +259,15 @@ def _parse(spec: TaskSpec, where: str, record: Any) -> Row:
     question = _field(record, spec.question_field, where)
     answer = _field(record, spec.answer_field, where)
     if isinstance(question, list):
-        return Row(_chat(question, where), _answer(answer, where), where)
+        return SourceRow(_chat(question, where), _answer(answer, where), where)
     if not isinstance(question, str) or not question.strip():
         raise ConfigurationError(f"{where}: {spec.question_field}={question!r} should be a text that is not empty")
-    return Row(({"role": "user", "content": question},), _answer(answer, where), where)
+    return SourceRow(({"role": "user", "content": question},), _answer(answer, where), where)
 
 
-def _parse_verl(where: str, record: Mapping[str, Any]) -> Row:
-    """verl's schema: `prompt` holds chat messages, `reward_model.ground_truth` the answer."""
-    return Row(
+def _parse_verl(where: str, record: Mapping[str, Any]) -> SourceRow:
+    """A row in verl's schema: `prompt` has the chat messages, `reward_model.ground_truth` the answer."""
+    return SourceRow(
         _chat(record["prompt"], where), _answer(_field(record, "reward_model.ground_truth", where), where), where
     )
 
@@ -262,12 +275,12 @@ def _parse_verl(where: str, record: Mapping[str, Any]) -> Row:
 def _field(record: Mapping[str, Any], path: str, where: str) -> Any:
     value = _find(record, path)
     if value is None:
-        raise ConfigurationError(f"{where} has no value at {path!r}; it has: {', '.join(map(str, record))}")
+        raise ConfigurationError(f"{where} has no value at {path!r}; its fields are: {', '.join(map(str, record))}")
     return value
 
 
 def _find(record: Mapping[str, Any], path: str) -> Any:
-    """The value at `path`, None if there is none. Dots lead into nested mappings."""
+    """The value at `path`; None if there is none. Dots in `path` separate the keys of nested mappings."""
     if path in record:
         return record[path]
     value: Any = record
@@ -292,7 +305,7 @@ def _chat(messages: Any, where: str) -> tuple[Mapping[str, str], ...]:
 
 
 def _answer(answer: Any, where: str) -> str:
-    """GSM8K writes its solutions out and puts the answer after `####`."""
+    """The answer as text. Of a solution in GSM8K's format, the part after `####`."""
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     if not isinstance(answer, str):

@@ -1,7 +1,8 @@
-"""One reward worker: a process that scores one completion at a time, as its parent asks over a pipe in JSON lines.
+"""A reward worker: a process that scores one completion at a time.
 
-Started by rewards.py as `python -m rl.tasks.worker`. Nothing is pickled in either direction. The worker keeps no
-time: whoever asked ends it at the deadline. Should the parent be gone by then, it ends itself.
+`rl.tasks.rewards` starts it as `python -m rl.tasks.worker`. Requests come on its standard input and replies go to its
+standard output, as JSON lines. The parent ends a worker that exceeds the deadline of a completion. A worker whose
+parent has died ends itself.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 from rl.tasks.scorers import SCORERS
 
 START_SECONDS = 120.0
-"""What a worker may take to start and to import the user's module."""
+"""Deadline for the start of a worker, import of the user's module included."""
 ORPHANED_AFTER_DEADLINES = 2
-"""A worker that is still busy after this many deadlines was not ended by its parent: there is none any more."""
+"""A worker that is still busy after this many deadlines was not ended by its parent, so the parent has died."""
 
 
 def main() -> None:
-    # The user's code may print and may read: keep the pipes to ourselves, and give it stderr and nothing.
+    # User code may print and read. Move the pipes to other descriptors; connect stdout to stderr, and stdin to nothing.
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -37,58 +38,67 @@ def main() -> None:
     with open(os.devnull, "w") as nowhere:
 
         def end_me_after(deadline_seconds: float) -> None:
-            # A thread of C: it ends the process even while a regular expression holds the interpreter's lock.
+            # faulthandler uses a C thread, which ends the process even while a regular expression holds the GIL.
             faulthandler.dump_traceback_later(ORPHANED_AFTER_DEADLINES * deadline_seconds, exit=True, file=nowhere)
 
         setup = json.loads(requests.readline())
         end_me_after(START_SECONDS)
         try:
-            judge = judge_from(setup["scorer"], setup["user_scorer"], setup["format_pattern"])
+            score = make_scorer(setup["scorer"], setup["user_scorer"], setup["format_pattern"])
         except BaseException as error:
             reply({"failed": _text(error)})
             return
         faulthandler.cancel_dump_traceback_later()
         reply({"ready": True})
         for line in requests:
-            asked = json.loads(line)
+            request = json.loads(line)
             end_me_after(setup["timeout_seconds"])
             try:
-                answer: dict[str, Any] = {"raw": judge(asked["completion"], asked["answer"])}
-            except BaseException as error:  # SystemExit from the user's code is a failure like any other
-                answer = {"error": _text(error)}
+                result: dict[str, Any] = {"raw": score(request["completion"], request["answer"])}
+            except BaseException as error:  # SystemExit in user code is a failed score, not the end of the worker
+                result = {"error": _text(error)}
             faulthandler.cancel_dump_traceback_later()
-            reply(answer)
+            reply(result)
 
 
-def judge_from(scorer: str, user_scorer: str | None, format_pattern: str) -> Callable[[str, str], dict[str, float]]:
-    """A function from completion and answer to every raw reward by name: `correct`, `format`, and the user's own.
+def make_scorer(scorer: str, user_scorer: str | None, format_pattern: str) -> Callable[[str, str], dict[str, float]]:
+    """A function (completion, answer) -> raw rewards by name: `correct`, `format`, and those of the user's scorer.
+
+    Args:
+        scorer: a key of `SCORERS`, used if there is no `user_scorer`.
+        user_scorer: `package.module:function`.
+        format_pattern: regular expression of the reward `format`; empty: no such reward.
 
     Raises:
-        Exception: whatever importing the user's scorer raises.
+        Exception: whatever the import of the user's scorer raises.
     """
     pattern = re.compile(format_pattern) if format_pattern else None
     if user_scorer:
         module, _, name = user_scorer.partition(":")
-        score: Any = importlib.import_module(module)
+        function: Any = importlib.import_module(module)
         for part in name.split("."):
-            score = getattr(score, part)
+            function = getattr(function, part)
     else:
-        score = SCORERS[scorer]
+        function = SCORERS[scorer]
         if scorer == "math_verify":
-            importlib.import_module("math_verify")  # seconds that no completion's deadline should pay for
+            importlib.import_module("math_verify")  # takes seconds, which would count against the first deadline
 
-    def judge(completion: str, answer: str) -> dict[str, float]:
-        value = score(completion, answer)
+    def score(completion: str, answer: str) -> dict[str, float]:
+        value = function(completion, answer)
         raw = {str(n): _unit(v, n) for n, v in (value if isinstance(value, Mapping) else {"correct": value}).items()}
         if pattern:
             raw["format"] = float(pattern.search(completion) is not None)
         return raw
 
-    return judge
+    return score
 
 
 def _unit(value: Any, name: str) -> float:
-    """A raw reward lies between 0 and 1; a weight scales it. So `acc` can tell full credit from part of it."""
+    """`value` as a raw reward, a number from 0 to 1, so that full credit can be told from partial credit.
+
+    Raises:
+        ValueError: it is outside of 0 to 1, or not finite.
+    """
     number = float(value)
     if not (math.isfinite(number) and 0.0 <= number <= 1.0):
         raise ValueError(f"the scorer's {name!r} is {value!r}; a raw reward is a number from 0 to 1")

@@ -1,4 +1,7 @@
-"""Trainers by name. Light to import: a trainer's libraries are loaded when it is created or run."""
+"""Trainers by name. Light to import: the libraries of a trainer are imported when it is created or run.
+
+Tested in tests/rl/trainers/test_trainers.py.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ NAMES = ("native", "simulated")
 
 
 def create(name: str) -> Trainer:
-    """The trainer of that name.
+    """The trainer called `name`.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: `name` is not in `NAMES`.
     """
     if name == "native":
-        from rl.trainers.native import NativeTrainer
+        from rl.trainers.native.trainer import NativeTrainer
 
         return NativeTrainer()
     if name == "simulated":

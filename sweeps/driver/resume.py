@@ -124,7 +124,7 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console, per_hour: str 
     try:
         for at in recipes(cfg):
             load_task(at.task)
-            prepare(at.model, at.task, Path(cfg.paths.cache), tell=lambda line: console.print(f"  model: {line}"))
+            prepare(at.model, at.task, Path(cfg.paths.cache), lambda line: console.print(f"  model: {line}"))
     except ConfigurationError as error:
         raise ConfigError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""The named algorithms of conf/algorithm: complete, explained, and every key changes what is computed."""
+"""Presets of conf/algorithm are complete and documented; every key has an effect; invalid settings are refused."""
 
 import dataclasses
 import math
@@ -57,7 +57,7 @@ def trial(algorithm: AlgorithmSpec, **changes: Any) -> TrialSpec:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_preset_is_a_valid_algorithm_and_sets_every_key(name):
+def test_preset_is_valid_and_sets_every_key(name):
     data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     assert list(data) == [f.name for f in dataclasses.fields(AlgorithmSpec)]
     assert data["name"] == name
@@ -65,7 +65,7 @@ def test_a_preset_is_a_valid_algorithm_and_sets_every_key(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_key_of_a_preset_is_explained_on_the_line_above_it(name):
+def test_every_key_of_a_preset_has_a_comment_on_the_line_above(name):
     lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
     for above, line in zip(["", *lines], lines, strict=False):
         if line and not line.startswith("#"):
@@ -73,19 +73,19 @@ def test_every_key_of_a_preset_is_explained_on_the_line_above_it(name):
     assert "arXiv:" in lines[0]
 
 
-def test_the_presets_are_the_only_files_there():
+def test_conf_algorithm_has_no_other_files():
     assert sorted(p.stem for p in FOLDER.glob("*.yaml")) == sorted(NAMES)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Mutation: each key is changed alone, and something that is computed must change with it
+# Mutation: changing one key alone must change a computed value
 # ---------------------------------------------------------------------------------------------------------------------
 
 TOKENS = 6
 
 
 def everything_computed(spec: AlgorithmSpec) -> dict[str, Any]:
-    """Advantages, loss mask, loss, gradient, curves and rates that `spec` gives for one frozen rollout batch."""
+    """Loss, gradient, curves and learning rates that `spec` gives for one fixed rollout batch."""
     g = torch.Generator().manual_seed(0)
     old = -3 * torch.rand(8, TOKENS, generator=g, dtype=torch.float64)
     drift = 1.2 * torch.randn(8, TOKENS, generator=g, dtype=torch.float64)
@@ -119,7 +119,7 @@ def everything_computed(spec: AlgorithmSpec) -> dict[str, Any]:
 
 
 CISPO = {"surrogate": "cispo", "clip_eps_low": 0.5, "clip_eps_high": 1.5}
-# (key, another value, the settings under which it must matter)
+# (key, another value, the other settings under which the key must have an effect)
 MUTATIONS: list[tuple[str, Any, dict[str, Any]]] = [
     ("advantage_baseline", "leave_one_out", {}),
     ("advantage_scale", "batch_std", {}),
@@ -153,26 +153,27 @@ MUTATIONS: list[tuple[str, Any, dict[str, Any]]] = [
     ("lr_warmup_updates", 4, {}),
     ("lr_final_frac", 0.5, {"lr_schedule": "cosine"}),
 ]
-# Proven where they act: by the learner's tests (optimiser, data flow) or by the planner's (rate scaling).
-ELSEWHERE = {
+# Keys with an effect in the learner (tests/rl/trainers/native/test_learner.py), in the loop (test_trainer.py) or in the
+# planner (rate scaling).
+TESTED_ELSEWHERE = {
     *("name", "updates_per_rollout", "drop_zero_variance_groups", "max_resample_rounds"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "lr_reference_completions"),
 }
 
 
 @pytest.mark.parametrize(("key", "value", "context"), MUTATIONS)
-def test_every_key_changes_something(key, value, context):
+def test_every_key_changes_a_computed_value(key, value, context):
     base = AlgorithmSpec(name="test", **context)
     assert getattr(base, key) != value
     assert everything_computed(dataclasses.replace(base, **{key: value})) != everything_computed(base)
 
 
-def test_no_key_is_without_a_mutation():
-    assert {key for key, _, _ in MUTATIONS} | ELSEWHERE == {f.name for f in dataclasses.fields(AlgorithmSpec)}
+def test_every_key_has_a_mutation():
+    assert {key for key, _, _ in MUTATIONS} | TESTED_ELSEWHERE == {f.name for f in dataclasses.fields(AlgorithmSpec)}
 
 
 @pytest.mark.parametrize("coef", [0.001, 0.1])
-def test_the_kl_coefficient_changes_the_gradient(coef):
+def test_kl_coefficient_changes_the_gradient(coef):
     plain = everything_computed(preset("dapo"))
     with_kl = everything_computed(dataclasses.replace(preset("dapo"), kl_coef=coef))
     difference = [b - a for a, b in zip(plain["gradient"], with_kl["gradient"], strict=True)]
@@ -180,12 +181,12 @@ def test_the_kl_coefficient_changes_the_gradient(coef):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Refusals: what is wrong, where, and what would be right
+# Invalid settings
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("settings", "changes", "says"),
+    ("settings", "changes", "message"),
     [
         ({}, {"group_size": 1}, "group_size=1.*at least 2"),
         ({"kl_coef": 0.1, "kl_estimator": "k1"}, {}, "kl_estimator=k1.*expectation on-policy is zero.*k3"),
@@ -217,24 +218,24 @@ def test_the_kl_coefficient_changes_the_gradient(coef):
         ({"max_grad_norm": 0.0}, {}, "max_grad_norm=0.0"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named_with_what_would_be_right(settings, changes, says):
+def test_invalid_setting_is_named_with_valid_values(settings, changes, message):
     problems = algorithm_problems(trial(AlgorithmSpec(name="test", **settings), **changes))
     assert len(problems) == 1
-    assert re.search(says, problems[0])
+    assert re.search(message, problems[0])
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_together():
     algorithm = AlgorithmSpec(name="test", lr=0.0, dual_clip=0.5, kl_coef=0.1, kl_estimator="k1")
     assert len(algorithm_problems(trial(algorithm, group_size=1))) == 4
 
 
-def test_k1_is_allowed_in_the_reward():
+def test_k1_is_valid_in_the_reward():
     algorithm = AlgorithmSpec(name="test", kl_coef=0.1, kl_estimator="k1", kl_placement="reward")
     assert algorithm_problems(trial(algorithm)) == []
 
 
-def test_k1_in_the_loss_would_have_zero_expected_gradient_and_k2_and_k3_have_not():
-    """The reason for the refusal, by exact expectation over a policy of three tokens."""
+def test_k1_in_the_loss_has_zero_expected_gradient_and_k2_and_k3_have_not():
+    """The reason why k1 is refused in the loss, as an exact expectation over a policy of three tokens."""
     logits = torch.tensor([0.3, -0.5, 1.0], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
     logp = logits.log_softmax(0)
@@ -245,7 +246,7 @@ def test_k1_in_the_loss_would_have_zero_expected_gradient_and_k2_and_k3_have_not
     }
     assert size["k1"] < 1e-15
     assert min(size["k2"], size["k3"]) > 0.05
-    # k2's expected gradient is that of KL(pi || ref), k3's that of KL(ref || pi)
+    # The expected gradient of k2 is that of KL(pi || ref), the one of k3 is that of KL(ref || pi).
     for term, kl in (
         (d.square() / 2, (logp.exp() * d).sum()),
         (torch.exp(-d) + d - 1, (reference.exp() * -d).sum()),

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or it is not there, at whatever instant the process dies."""
+"""Checkpoints are complete or not there, at whatever instant the writing process dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(folder: Path, step: int, keep: int = 1, value: float = 0.0) -> Path:
     return path
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_read_returns_what_was_written(tmp_path: Path) -> None:
     path, size = checkpoint.write(
         tmp_path,
         7,
@@ -36,35 +36,35 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert size == sum(p.stat().st_size for p in path.iterdir() if p.name != checkpoint.MARKER)
 
 
-def test_nothing_in_it_is_pickled(tmp_path: Path) -> None:
+def test_checkpoint_consists_of_safetensors_and_json(tmp_path: Path) -> None:
     assert {p.suffix for p in write(tmp_path, 1).iterdir()} == {".safetensors", ".json"}
 
 
-def test_the_latest_is_the_one_of_the_highest_step_whatever_the_order_of_names(tmp_path: Path) -> None:
+def test_latest_checkpoint_has_the_highest_step_not_the_last_name(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "none") is None
     paths = [write(tmp_path, step, keep=9) for step in (9, 10, 1_000_000, 11)]
     assert checkpoint.latest(tmp_path) == paths[2]
 
 
-def test_a_second_one_of_the_same_step_overwrites_nothing(tmp_path: Path) -> None:
+def test_second_checkpoint_of_a_step_overwrites_nothing(tmp_path: Path) -> None:
     first, second = (write(tmp_path, 3, keep=2, value=v) for v in (1.0, 2.0))
     assert first != second
-    assert [checkpoint.read(p).state["value"] for p in checkpoint.whole(tmp_path)] == [1.0, 2.0]
+    assert [checkpoint.read(p).state["value"] for p in checkpoint.complete_checkpoints(tmp_path)] == [1.0, 2.0]
     assert checkpoint.latest(tmp_path) == second
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_only_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+def test_prune_keeps_the_newest_checkpoints(tmp_path: Path, keep: int) -> None:
     paths = [write(tmp_path, step, keep) for step in range(1, 5)]
     assert [p.exists() for p in paths] == [False] * (4 - keep) + [True] * keep
 
 
 class Killed(BaseException):
-    """Stands for a process that dies there and then."""
+    """Stands for the death of the process."""
 
 
 @pytest.mark.parametrize("call", ["save", "fsync", "rename"])
-def test_dying_at_any_write_sync_or_rename_leaves_the_previous_one_whole(
+def test_death_at_any_write_sync_or_rename_leaves_the_previous_checkpoint_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     import safetensors.torch
@@ -101,18 +101,18 @@ def test_dying_at_any_write_sync_or_rename_leaves_the_previous_one_whole(
             monkeypatch.setattr(owner, name, real)
             assert at > 2
             return
-    pytest.fail("writing a checkpoint never came to its end")
+    pytest.fail("no write of a checkpoint was completed")
 
 
-def test_a_damaged_one_is_passed_over_and_refused(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_the_latest_and_cannot_be_read(tmp_path: Path) -> None:
     good, bad = write(tmp_path, 1, keep=9), write(tmp_path, 2, keep=9)
     (bad / "model.safetensors").write_bytes(b"short")
     assert checkpoint.latest(tmp_path) == good
-    with pytest.raises(ConfigurationError, match="not a whole checkpoint"):
+    with pytest.raises(ConfigurationError, match="not a complete checkpoint"):
         checkpoint.read(bad)
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
     marker = json.loads((path / checkpoint.MARKER).read_text())
     (path / checkpoint.MARKER).write_text(json.dumps({**marker, "format": 99}))

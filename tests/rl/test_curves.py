@@ -1,4 +1,4 @@
-"""Curves: sums and counts to the end, extremes of extremes, and undefined where a number would mean nothing."""
+"""Curves: sums and counts add up over any split, extremes are extremes of extremes, undefined values are None."""
 
 import itertools
 import math
@@ -41,8 +41,8 @@ def curves_of(sums: UpdateSums, ratio_is_one: bool = False) -> UpdateCurves:
     return sums.curves(grad_norm=2.0, lr=1e-5, ratio_is_one=ratio_is_one)
 
 
-def test_a_clip_counts_only_where_it_acts_given_the_advantages_sign():
-    # Low ratios with A > 0 and high ratios with A < 0 are outside the range, and yet not clipped.
+def test_clip_counts_only_tokens_where_the_clip_acts_given_the_sign_of_the_advantage():
+    # Low ratios with A > 0 and high ratios with A < 0 are outside of the range, but the clip does not act on them.
     got = curves_of(update_sums([[0.5, 1.5, 1.0, 1.5], [0.5, 0.5, 1.0, 1.5]], [1.0, -1.0]))
     assert got.clip_high == Mean(2, 8)
     assert got.clip_low == Mean(2, 8)
@@ -50,13 +50,13 @@ def test_a_clip_counts_only_where_it_acts_given_the_advantages_sign():
     assert curves_of(update_sums([[0.5, 1.5, 1.0, 1.5]], [0.0])).clip_frac == Mean(0, 4)
 
 
-def test_cispo_counts_what_its_absolute_bounds_hold():
+def test_cispo_counts_tokens_outside_of_its_absolute_bounds():
     settings = spec(surrogate="cispo", clip_eps_low=0.1, clip_eps_high=5.0)
     got = curves_of(update_sums([[6.0, 1.5, 0.05], [6.0, 0.05, 1.0]], [1.0, -1.0], settings))
     assert (got.clip_high, got.clip_low) == (Mean(1, 6), Mean(1, 6))
 
 
-def test_the_clip_is_undefined_where_the_ratio_is_one_by_construction():
+def test_clip_is_undefined_where_the_ratio_is_one_by_construction():
     got = curves_of(update_sums([[1.0, 1.0]], [1.0]), ratio_is_one=True)
     assert (got.clip_low, got.clip_high, got.clip_frac) == (None, None, None)
     assert got.ratio == Mean(2, 2)
@@ -65,7 +65,7 @@ def test_the_clip_is_undefined_where_the_ratio_is_one_by_construction():
     assert not ratio_is_one(spec(old_logprobs="sampler"), 0)
 
 
-def test_the_steps_clip_fraction_is_that_of_the_last_update():
+def test_clip_fraction_of_a_step_is_that_of_its_last_update():
     first = curves_of(update_sums([[1.0, 1.0]], [1.0]), ratio_is_one=True)
     last = curves_of(update_sums([[1.5, 1.0]], [1.0]))
     curves = step_curves(rollout_sums(), SamplerSums.empty(), [first, last])
@@ -74,14 +74,14 @@ def test_the_steps_clip_fraction_is_that_of_the_last_update():
     assert step_curves(rollout_sums(), SamplerSums.empty(), [first]).clip_frac is None
 
 
-def test_minima_of_minima_and_maxima_of_maxima_over_shares():
+def test_extremes_of_summed_parts_are_extremes_of_their_extremes():
     parts = [update_sums([[0.5, 2.0]], [1.0]), update_sums([[0.9, 4.0]], [1.0]), UpdateSums.empty()]
     got = curves_of(parts[0] + parts[1] + parts[2])
     assert (got.ratio_min, got.ratio_max) == (pytest.approx(0.5), pytest.approx(4.0))
     assert got.ratio.value == pytest.approx(7.4 / 4)
 
 
-def test_shares_travel_as_two_flat_float64_tensors():
+def test_sums_can_be_reduced_as_two_flat_float64_tensors():
     a, b = update_sums([[0.5, 2.0]], [1.0]), update_sums([[0.9, 4.0, 1.0]], [-1.0])
     reduced = UpdateSums(torch.stack([a.sums, b.sums]).sum(0), torch.stack([a.maxima, b.maxima]).max(0).values)
     assert (reduced.sums.dtype, reduced.maxima.dtype) == (torch.float64, torch.float64)
@@ -89,7 +89,7 @@ def test_shares_travel_as_two_flat_float64_tensors():
 
 
 @given(st.lists(st.floats(1e-3, 50), min_size=1, max_size=6))
-def test_approximate_kl_and_kl_are_never_negative(ratios):
+def test_approximate_kl_is_never_negative(ratios):
     got = curves_of(update_sums([ratios], [1.0]))
     assert got.approx_kl.total >= 0
 
@@ -114,7 +114,7 @@ def rollout_sums(**changes: Any) -> RolloutSums:
     return RolloutSums.of(**{**values, **changes})
 
 
-def test_the_step_curves_keep_reward_accuracy_and_every_raw_reward_apart():
+def test_step_curves_have_reward_accuracy_and_every_raw_reward_separately():
     got = step_curves(rollout_sums(), SamplerSums.empty(), [])
     assert got.reward.total == pytest.approx(1.8)
     assert got.acc == Mean(2, 4)
@@ -127,12 +127,12 @@ def test_the_step_curves_keep_reward_accuracy_and_every_raw_reward_apart():
     assert got.clip_frac is None
 
 
-def test_a_scorer_that_failed_stays_in_the_mean_and_has_a_rate_of_its_own():
+def test_completions_with_scorer_errors_count_in_the_means_and_in_the_error_rate():
     got = step_curves(rollout_sums(), SamplerSums.empty(), [])
     assert got.acc.count == got.reward.count == got.reward_errors.count == 4
 
 
-def test_rollout_shares_of_unequal_size_and_an_empty_one_equal_the_whole():
+def test_rollout_sums_of_unequal_and_empty_parts_add_up_to_the_whole():
     values = {
         "reward": [1.1, 0.0, 0.6, 0.1],
         "correct": [1.0, 0.0, 1.0, 0.0],
@@ -155,15 +155,15 @@ def test_rollout_shares_of_unequal_size_and_an_empty_one_equal_the_whole():
         assert total.maxima.equal(whole.maxima)
 
 
-def test_shares_that_do_not_fit_together_are_an_error():
+def test_sums_with_unequal_lengths_or_different_rewards_are_an_error():
     with pytest.raises(ValueError, match="different lengths"):
         rollout_sums(lengths=[1, 2])
     with pytest.raises(ValueError, match="different rewards"):
         _ = rollout_sums() + rollout_sums(rewards={"correct": [0.0] * 4})
 
 
-def test_the_sampler_curves_by_hand():
-    # pi_old / pi_sample = 2, 1/2 and, after a token the engine returned NaN for, 1
+def test_sampler_curves_have_the_values_computed_by_hand():
+    # pi_old / pi_sample is 2, 1/2 and 1; for the fourth token the engine returned NaN.
     sampler = torch.tensor([[-1.0, -1.0], [-1.0, float("nan")]], dtype=torch.float64)
     old = sampler + torch.tensor([[2.0, 0.5], [1.0, 1.0]], dtype=torch.float64).log()
     old[1, 1] = -1.0
@@ -177,7 +177,7 @@ def test_the_sampler_curves_by_hand():
     assert got.sampler_ess is None
 
 
-def test_a_mean_sampler_ratio_of_one_hides_a_mismatch_that_the_difference_shows():
+def test_logp_diff_shows_a_mismatch_where_the_mean_sampler_ratio_is_one():
     old = torch.tensor([[1.5, 0.5]], dtype=torch.float64).log()
     sums = SamplerSums.of(old, torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool), spec())
     got = step_curves(rollout_sums(), sums, [])
@@ -188,21 +188,21 @@ def test_a_mean_sampler_ratio_of_one_hides_a_mismatch_that_the_difference_shows(
 
 @pytest.mark.parametrize(
     ("level", "weights"),
-    # raw token ratios 2 and 1/4 | 4: capped at 1.5; per sequence 1/2 | 4
+    # Token ratios are 2 and 1/4 in row 0, 4 in row 1, capped at 1.5. Sequence ratios are 1/2 and 4.
     [("token", [1.5, 0.25, 1.5]), ("sequence", [0.5, 1.5])],
 )
-def test_the_effective_sample_size_is_that_of_the_weights_in_use(level, weights):
+def test_effective_sample_size_is_that_of_the_capped_weights(level, weights):
     old = torch.tensor([[2.0, 0.25], [4.0, 7.0]], dtype=torch.float64).log()
     mask = torch.tensor([[True, True], [True, False]])
     settings = spec(sampler_correction=level, sampler_correction_cap=1.5)
     sums = SamplerSums.of(old, torch.zeros(2, 2, dtype=torch.float64), mask, settings)
     got = step_curves(rollout_sums(), sums, [])
     assert got.sampler_ess == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights)))
-    # the raw ratio, without cap, stays beside it
+    # The curve of the sampler ratio is not capped.
     assert got.sampler_ratio.value == pytest.approx((2 + 0.25 + 4) / 3)
 
 
-def test_step_curves_pass_through_json_unchanged():
+def test_step_curves_are_unchanged_by_json():
     updates = [
         curves_of(update_sums([[1.0, 1.0]], [1.0]), ratio_is_one=True),
         curves_of(update_sums([[1.5, 1.0]], [1.0])),

@@ -1,4 +1,4 @@
-"""What hangs is named and does not hang the trial."""
+"""A call that hangs ends with an error that names the call."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from rl.deadline import DeadlineError, within
 
 
-def test_a_weight_sync_that_hangs_ends_with_an_error_that_names_role_and_rank():
+def test_hanging_weight_sync_raises_an_error_that_names_role_and_rank():
     never = threading.Event()
     with pytest.raises(DeadlineError, match=r"weight sync to rollout engine rank 3 did not end within 0\.05 s"):
         within(0.05, "weight sync to rollout engine rank 3", never.wait)
     never.set()
 
 
-def test_what_ends_in_time_is_done_and_what_it_raises_is_raised():
+def test_call_that_ends_in_time_returns_or_raises_its_own_error():
     done: list[int] = []
     within(30, "a quick call", lambda: done.append(1))
     assert done == [1]

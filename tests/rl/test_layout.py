@@ -1,4 +1,4 @@
-"""Padded and packed layouts, chunks of the vocabulary projection: all give the same log-probabilities and gradients."""
+"""Padded and packed layouts give the log-probabilities and gradients of one sequence at a time."""
 
 from __future__ import annotations
 
@@ -11,29 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.layout import MicroBatch, Sequences, micro_batches
-from rl.logprobs import token_logprobs
 from rl.policy import Policy
+from tests.rl.random_llama import random_llama_policy
 
 VOCABULARY = 23
 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    return Policy(LlamaForCausalLM(config).eval(), None, frozenset({1}), 0, torch.device("cpu"), False, chunk_tokens=3)
+    return random_llama_policy(VOCABULARY, heads=4, kv_heads=2, initializer_range=0.3, chunk_tokens=3)
 
 
 def some_groups(seed: int, groups: int, size: int) -> list[Sequences]:
@@ -46,7 +32,7 @@ def some_groups(seed: int, groups: int, size: int) -> list[Sequences]:
 
 
 def by_sequence(policy: Policy, batches: list[MicroBatch], temperature: float = 1.0) -> dict[int, Any]:
-    """(log-probabilities, entropies) of each completion, by its number."""
+    """[2, tokens] per completion number: log-probabilities and entropies."""
     found = {}
     for batch in batches:
         logprobs, entropy = policy.forward(batch, temperature)
@@ -56,8 +42,8 @@ def by_sequence(policy: Policy, batches: list[MicroBatch], temperature: float = 
     return found
 
 
-def directly(policy: Policy, groups: list[Sequences], temperature: float) -> dict[int, Any]:
-    """One sequence at a time, with the whole matrix of logits."""
+def one_at_a_time(policy: Policy, groups: list[Sequences], temperature: float) -> dict[int, Any]:
+    """The same values, computed for one unpadded sequence at a time, from the whole matrix of logits."""
     found = {}
     for group in groups:
         for ids in group.completions:
@@ -77,11 +63,11 @@ def directly(policy: Policy, groups: list[Sequences], temperature: float) -> dic
     packing=st.booleans(),
     temperature=st.sampled_from([0.6, 1.0, 1.3]),
 )
-def test_every_layout_gives_the_log_probabilities_of_the_whole_matrix_token_by_token(
+def test_every_layout_gives_the_log_probabilities_of_single_sequences(
     policy: Policy, seed: int, groups: int, size: int, budget: int, packing: bool, temperature: float
 ) -> None:
     made = some_groups(seed, groups, size)
-    expected = directly(policy, made, temperature)
+    expected = one_at_a_time(policy, made, temperature)
     found = by_sequence(policy, micro_batches(made, budget, packing, pad_id=0), temperature)
     assert sorted(found) == sorted(expected)
     for number, values in expected.items():
@@ -89,7 +75,7 @@ def test_every_layout_gives_the_log_probabilities_of_the_whole_matrix_token_by_t
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_the_gradient_is_that_of_the_whole_matrix(policy: Policy, packing: bool) -> None:
+def test_every_layout_gives_the_gradient_of_single_sequences(policy: Policy, packing: bool) -> None:
     made = some_groups(seed=1, groups=3, size=3)
 
     def gradient(values: dict[int, Any]) -> torch.Tensor:
@@ -97,13 +83,13 @@ def test_the_gradient_is_that_of_the_whole_matrix(policy: Policy, packing: bool)
         sum(((n + 1) * v[0]).sum() for n, v in values.items()).backward()  # type: ignore[union-attr]
         return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
 
-    expected = gradient(directly(policy, made, 0.7))
+    expected = gradient(one_at_a_time(policy, made, 0.7))
     found = gradient(by_sequence(policy, micro_batches(made, 40, packing, pad_id=0), 0.7))
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_what_padding_holds_changes_nothing(policy: Policy, packing: bool) -> None:
+def test_pad_id_changes_nothing(policy: Policy, packing: bool) -> None:
     made = some_groups(seed=2, groups=3, size=2)
     one, two = (by_sequence(policy, micro_batches(made, 1000, packing, pad_id=i)) for i in (0, 9))
     for number in one:
@@ -112,7 +98,7 @@ def test_what_padding_holds_changes_nothing(policy: Policy, packing: bool) -> No
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10**6), budget=st.integers(1, 60), packing=st.booleans())
-def test_micro_batches_hold_every_token_once_and_keep_to_the_budget(seed: int, budget: int, packing: bool) -> None:
+def test_micro_batches_contain_every_token_once_and_keep_the_budget(seed: int, budget: int, packing: bool) -> None:
     made = some_groups(seed, groups=4, size=3)
     flat = [ids for group in made for ids in group.completions]
     batches = micro_batches(made, budget, packing, pad_id=0)
@@ -124,7 +110,7 @@ def test_micro_batches_hold_every_token_once_and_keep_to_the_budget(seed: int, b
         assert batch.target.tolist() == [t for n in batch.sequences for t in flat[n]]
 
 
-def test_packing_computes_a_prompt_once_for_its_group() -> None:
+def test_packing_computes_a_prompt_once_per_group() -> None:
     group = Sequences(tuple(range(2, 12)), ((3, 4, 1), (5, 1), (6, 7, 8, 1)))
     (packed,) = micro_batches([group], 1000, packing=True, pad_id=0)
     (padded,) = micro_batches([group], 1000, packing=False, pad_id=0)
@@ -133,30 +119,6 @@ def test_packing_computes_a_prompt_once_for_its_group() -> None:
 
 
 @pytest.mark.parametrize("group", [Sequences((), ((3,),)), Sequences((3,), ((4,), ()))])
-def test_nothing_to_predict_is_refused(group: Sequences) -> None:
+def test_empty_prompts_and_completions_are_refused(group: Sequences) -> None:
     with pytest.raises(ValueError, match="empty prompt or completion"):
         micro_batches([group], 100, packing=True, pad_id=0)
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 100])
-@pytest.mark.parametrize("bias", [False, True])
-def test_chunks_of_the_projection_have_the_gradient_of_finite_differences(chunk: int, bias: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def values(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
-
-    hidden, weight, offset = values(9, 5), values(11, 5), values(11) if bias else None
-    target = torch.randint(0, 11, (9,), generator=generator)
-
-    def logprobs(*inputs: torch.Tensor) -> torch.Tensor:
-        return token_logprobs(inputs[0], inputs[1], inputs[2] if bias else None, target, 0.7, chunk)[0]
-
-    inputs = (hidden, weight, offset) if offset is not None else (hidden, weight)
-    assert torch.autograd.gradcheck(logprobs, inputs)
-
-
-def test_log_probabilities_of_a_bf16_model_are_fp32() -> None:
-    hidden = torch.randn(4, 8, dtype=torch.bfloat16)
-    logprobs, entropy = token_logprobs(hidden, torch.randn(6, 8), None, torch.zeros(4, dtype=torch.long), 1.0, 2)
-    assert logprobs.dtype == entropy.dtype == torch.float32

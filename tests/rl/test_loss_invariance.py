@@ -1,4 +1,4 @@
-"""Loss, gradient and every curve are the same whatever the split, the padding and what stands in masked places."""
+"""Loss, gradient and curves do not depend on the split into micro-batches, on padding or on masked values."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl.batch import Denominators, LossBatch, count_denominators, make_loss_mask
+from rl.batch import Denominators, LossBatch, count_denominators
 from rl.curves import SamplerSums, UpdateSums
 from rl.losses import policy_loss
 from rl.spec import AlgorithmSpec, UpdateCurves
@@ -29,7 +29,7 @@ ALGORITHMS = {
 }
 TENSORS = ("logprobs", "old_logprobs", "sampler_logprobs", "reference_logprobs", "entropy", "loss_mask", "advantages")
 
-# Per sequence: log-probabilities and masks in unpadded lists; a length of 0 is a completion without loss tokens.
+# Per sequence: unpadded tensors by name, each of shape [tokens]. A sequence may have no tokens.
 Rows = list[dict[str, Tensor]]
 
 
@@ -53,7 +53,7 @@ def make_rows(lengths: list[int], seed: int) -> Rows:
 
 
 def pad_rows(rows: Rows, left: int = 0, right: int = 0, fill: float = 0.0) -> LossBatch:
-    """Rows as one micro-batch, padded to the longest, plus so many columns; `fill` stands where there is no token."""
+    """Rows as one micro-batch, padded to the longest row plus `left` and `right` columns with the value `fill`."""
     width = max((len(r["logprobs"]) for r in rows), default=0) + left + right
     fields = {}
     for name in TENSORS[:-1]:
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def run(rows: Rows, shares: list[list[int]], spec: AlgorithmSpec, **padding) -> Outcome:
-    """The update as it comes out of its shares: losses, gradients and sums added up."""
+    """Loss, gradients and curves of one update, added up over micro-batches (`shares` lists the rows of each)."""
     leaves = [dict(r, logprobs=r["logprobs"].clone().requires_grad_()) for r in rows]
     batches = [pad_rows([leaves[i] for i in share], **padding) for share in shares]
     denominators = sum((count_denominators(b.loss_mask) for b in batches), Denominators(0, 0))
@@ -112,7 +112,7 @@ def split_batches(draw):
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=40, deadline=None)
 @given(case=split_batches())
-def test_any_split_with_unequal_lengths_and_empty_shares_changes_nothing(name, case):
+def test_any_split_with_unequal_lengths_and_empty_parts_changes_nothing(name, case):
     lengths, split, seed = case
     rows = make_rows(lengths, seed)
     whole = run(rows, [list(range(len(rows)))], ALGORITHMS[name])
@@ -140,7 +140,7 @@ def test_two_ranks_of_unequal_length_equal_one_and_differ_from_the_mean_of_their
 @pytest.mark.parametrize(
     ("left", "right", "fill"), list(itertools.product((0, 3), (0, 5), (float("nan"), float("inf"), -1e30, 3.0)))
 )
-def test_padding_side_and_amount_and_what_stands_in_it_change_nothing(name, left, right, fill):
+def test_side_amount_and_values_of_padding_change_nothing(name, left, right, fill):
     rows = make_rows([5, 0, 3, 6, 1], seed=3)
     shares = [[0, 1, 2, 3, 4]]
     assert_same(
@@ -150,7 +150,7 @@ def test_padding_side_and_amount_and_what_stands_in_it_change_nothing(name, left
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30, -7.0])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_garbage_after_the_end_of_a_sequence_or_in_a_masked_place_changes_neither_loss_nor_gradient(name, garbage):
+def test_masked_values_change_neither_loss_nor_gradient_nor_curves(name, garbage):
     rows = make_rows([5, 4, 3, 6, 1], seed=4)
     rows[2]["loss_mask"][:] = False
     clean = run(rows, [[0, 1], [2, 3, 4]], ALGORITHMS[name])
@@ -162,7 +162,7 @@ def test_garbage_after_the_end_of_a_sequence_or_in_a_masked_place_changes_neithe
     assert_same(run(dirty, [[0, 1], [2, 3, 4]], ALGORITHMS[name]), clean)
 
 
-def test_the_denominator_is_what_masking_leaves_not_what_was_sampled():
+def test_denominators_count_tokens_and_sequences_after_masking():
     rows = make_rows([5, 5, 5, 5], seed=5)
     for row in rows:
         row["loss_mask"][:] = True
@@ -185,6 +185,7 @@ def test_fp32_splits_agree_to_1e_5_of_the_gradient_norm():
 
 
 def run32(rows: Rows, shares: list[list[int]], spec: AlgorithmSpec) -> list[Tensor]:
+    """The gradients of one update in fp32, per sequence."""
     leaves = [r["logprobs"].clone().requires_grad_() for r in rows]
     denominators = Denominators(sum(int(r["loss_mask"].sum()) for r in rows), len(rows))
     for share in shares:
@@ -198,7 +199,7 @@ def run32(rows: Rows, shares: list[list[int]], spec: AlgorithmSpec) -> list[Tens
 
 @given(case=split_batches())
 @settings(max_examples=60, deadline=None)
-def test_any_split_leaves_the_sampler_curves_unchanged(case):
+def test_any_split_leaves_the_sampler_sums_unchanged(case):
     lengths, split, seed = case
     spec = AlgorithmSpec(name="test", sampler_correction="sequence")
     batch = pad_rows(make_rows(lengths, seed))
@@ -209,16 +210,3 @@ def test_any_split_leaves_the_sampler_curves_unchanged(case):
         parts = parts + SamplerSums.of(b.old_logprobs, b.sampler_logprobs, b.loss_mask, spec)  # type: ignore[arg-type]
     torch.testing.assert_close(parts.sums, whole.sums, rtol=1e-10, atol=1e-13)
     torch.testing.assert_close(parts.maxima, whole.maxima, rtol=0, atol=0)
-
-
-def test_a_completion_with_a_nan_sampler_logprob_is_left_out_whole_and_truncated_ones_by_the_switch():
-    nan = float("nan")
-    completion = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
-    sampler = torch.tensor([[-1.0, -1.0, nan], [-1.0, nan, -1.0], [-1.0, nan, nan]])
-    truncated = torch.tensor([False, False, True])
-    spec = AlgorithmSpec(name="test")
-    kept = make_loss_mask(completion, truncated, spec, sampler)
-    assert kept.tolist() == [[True, True, False], [False] * 3, [True, False, False]]
-    masked = make_loss_mask(completion, truncated, dataclasses.replace(spec, mask_truncated=True), sampler)
-    assert masked.tolist() == [[True, True, False], [False] * 3, [False] * 3]
-    assert make_loss_mask(completion, truncated, spec).equal(completion)

@@ -1,4 +1,4 @@
-"""Loss values and gradients worked out by hand on a 2 x 3 batch, and gradients by finite differences."""
+"""Loss values and gradients against values computed by hand on a 2 x 3 batch, and against finite differences."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ MASK = torch.tensor([[True, True, True], [True, True, False]])
 LOGPROBS = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, -9.0]], dtype=torch.float64)
 RATIOS = torch.tensor([[1.5, 1.0, 0.5], [0.5, 1.5, 77.0]], dtype=torch.float64)
 ADVANTAGES = torch.tensor([2.0, -1.0], dtype=torch.float64)
-# With eps = 0.2 and these ratios, the clipped surrogate's token losses are, by hand:
+# With eps = 0.2 and these ratios, the token losses of the clipped surrogate are:
 #   row 0, A = 2:  -min(3, 2.4) = -2.4   -min(2, 2) = -2   -min(1, 1.6) = -1       sum -5.4
 #   row 1, A = -1: -min(-0.5, -0.8) = 0.8   -min(-1.5, -1.2) = 1.5                 sum  2.3
 
@@ -52,9 +52,9 @@ def grpo(**settings: Any) -> AlgorithmSpec:
         (grpo(), (-5.4 / 3 + 2.3 / 2) / 2),
         (grpo(aggregation="token_mean"), (-5.4 + 2.3) / 5),
         (grpo(aggregation="constant", aggregation_constant=10), (-5.4 + 2.3) / (2 * 10)),
-        # eps_high = 0.28: the first token of row 0 is now worth 1.28 x 2
+        # eps_high = 0.28: the first token of row 0 has loss -1.28 x 2
         (grpo(aggregation="token_mean", clip_eps_high=0.28), (-2.56 - 2 - 1 + 2.3) / 5),
-        # dual clip at 1.3: row 1's second token is worth no more than 1.3
+        # dual clip at 1.3: the second token of row 1 has a loss of at most 1.3
         (grpo(aggregation="token_mean", dual_clip=1.3), (-5.4 + 0.8 + 1.3) / 5),
         # cispo, capped at 1.2: -min(r, 1.2) x A x logp = 2.4 + 4 + 3 - 0.5 - 2.4
         (grpo(surrogate="cispo", clip_eps_low=0.0, clip_eps_high=1.2, aggregation="token_mean"), 6.5 / 5),
@@ -65,11 +65,11 @@ def grpo(**settings: Any) -> AlgorithmSpec:
         ),
     ],
 )
-def test_a_loss_has_the_value_worked_out_by_hand(spec: AlgorithmSpec, by_hand: float):
+def test_loss_has_the_value_computed_by_hand(spec: AlgorithmSpec, by_hand: float):
     assert loss_of(spec) == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_gspo_takes_one_ratio_per_sequence_the_geometric_mean_of_its_tokens():
+def test_gspo_has_one_ratio_per_sequence_the_geometric_mean_of_its_token_ratios():
     # cube root of 2 x 1 x 4 = 2; square root of 1/4 x 1 = 1/2
     batch = hand_batch(torch.tensor([[2.0, 1.0, 4.0], [0.25, 1.0, 3.0]], dtype=torch.float64))
     spec = grpo(ratio_level="sequence", clip_eps_low=3e-4, clip_eps_high=4e-4)
@@ -83,7 +83,7 @@ def test_gspo_takes_one_ratio_per_sequence_the_geometric_mean_of_its_tokens():
     assert curves.clip_low.value == 0.5
 
 
-def test_gspo_spreads_its_gradient_evenly_over_the_tokens_of_a_sequence():
+def test_gspo_distributes_its_gradient_evenly_over_the_tokens_of_a_sequence():
     batch = hand_batch(torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 3.0]], dtype=torch.float64))
     policy_loss(batch, grpo(ratio_level="sequence"), count_denominators(MASK))[0].backward()
     # d/dlogp of -A x ratio / 2 sequences, and the ratio's exponent is a mean over 3 and over 2 tokens
@@ -91,7 +91,7 @@ def test_gspo_spreads_its_gradient_evenly_over_the_tokens_of_a_sequence():
     torch.testing.assert_close(batch.logprobs.grad, expected, rtol=1e-12, atol=0)
 
 
-def test_the_clip_takes_the_gradient_away_only_where_it_follows_the_advantages_sign():
+def test_clip_removes_the_gradient_only_where_it_acts_given_the_sign_of_the_advantage():
     batch = hand_batch()
     policy_loss(batch, grpo(aggregation="token_mean"), count_denominators(MASK))[0].backward()
     # clipped: row 0 token 0 (r > 1.2, A > 0) and row 1 token 0 (r < 0.8, A < 0); elsewhere -A r / 5
@@ -99,7 +99,7 @@ def test_the_clip_takes_the_gradient_away_only_where_it_follows_the_advantages_s
     torch.testing.assert_close(batch.logprobs.grad, expected, rtol=1e-12, atol=0)
 
 
-def test_dual_clip_takes_the_gradient_of_a_large_ratio_with_negative_advantage_away():
+def test_dual_clip_removes_the_gradient_of_a_large_ratio_with_negative_advantage():
     batch = hand_batch()
     policy_loss(batch, grpo(aggregation="token_mean", dual_clip=1.3), count_denominators(MASK))[0].backward()
     assert batch.logprobs.grad is not None
@@ -107,7 +107,7 @@ def test_dual_clip_takes_the_gradient_of_a_large_ratio_with_negative_advantage_a
     assert batch.logprobs.grad[0, 2] == pytest.approx(-0.2)
 
 
-def test_cispo_keeps_the_gradient_of_a_capped_token():
+def test_cispo_keeps_the_gradient_of_a_token_with_clipped_weight():
     batch = hand_batch()
     spec = grpo(surrogate="cispo", clip_eps_low=0.0, clip_eps_high=1.2, aggregation="token_mean")
     policy_loss(batch, spec, count_denominators(MASK))[0].backward()
@@ -115,7 +115,7 @@ def test_cispo_keeps_the_gradient_of_a_capped_token():
     torch.testing.assert_close(batch.logprobs.grad, expected, rtol=1e-12, atol=0)
 
 
-def test_on_policy_the_loss_gradient_is_the_policy_gradient_and_not_zero():
+def test_gradient_on_policy_is_the_policy_gradient_and_not_zero():
     batch = hand_batch(torch.ones(2, 3, dtype=torch.float64))
     policy_loss(batch, grpo(aggregation="token_mean"), count_denominators(MASK))[0].backward()
     expected = torch.where(MASK, -ADVANTAGES[:, None] / 5, 0.0)
@@ -127,7 +127,7 @@ def test_on_policy_the_loss_gradient_is_the_policy_gradient_and_not_zero():
     # log pi - log pi_ref = ln 2 everywhere: k2 = ln(2)^2 / 2, k3 = 1/2 + ln 2 - 1; slopes d and 1 - exp(-d)
     [("k2", LN2**2 / 2, LN2), ("k3", LN2 - 0.5, 0.5)],
 )
-def test_the_kl_term_and_its_coefficient_change_loss_and_gradient_as_worked_out_by_hand(estimator, by_hand, slope):
+def test_kl_term_changes_loss_and_gradient_by_the_values_computed_by_hand(estimator, by_hand, slope):
     plain, with_kl = hand_batch(), hand_batch(reference_logprobs=LOGPROBS - LN2)
     spec = grpo(aggregation="token_mean", kl_coef=0.1, kl_estimator=estimator)
     loss = policy_loss(with_kl, spec, count_denominators(MASK))[0]
@@ -141,7 +141,7 @@ def test_the_kl_term_and_its_coefficient_change_loss_and_gradient_as_worked_out_
     torch.testing.assert_close(added, MASK * torch.tensor(0.1 * slope / 5, dtype=torch.float64), rtol=1e-12, atol=1e-15)
 
 
-def test_the_kl_curve_is_unscaled_and_logged_whatever_the_coefficient():
+def test_kl_curve_is_unscaled_and_reported_for_any_coefficient():
     for coef, placement in ((0.0, "loss"), (0.1, "loss"), (0.1, "reward")):
         batch = hand_batch(reference_logprobs=LOGPROBS - LN2)
         spec = grpo(kl_coef=coef, kl_placement=placement)
@@ -150,7 +150,7 @@ def test_the_kl_curve_is_unscaled_and_logged_whatever_the_coefficient():
         assert curves.kl.value == pytest.approx(LN2 - 0.5)
 
 
-def test_without_a_reference_the_kl_curve_is_undefined_and_a_kl_term_is_an_error():
+def test_kl_curve_is_undefined_and_a_kl_term_is_an_error_without_reference():
     curves = policy_loss(hand_batch(), grpo(), Denominators(5, 2))[1].curves(grad_norm=0, lr=0, ratio_is_one=False)
     assert curves.kl is None
     with pytest.raises(ValueError, match="reference"):
@@ -159,10 +159,10 @@ def test_without_a_reference_the_kl_curve_is_undefined_and_a_kl_term_is_an_error
 
 @pytest.mark.parametrize(
     ("level", "weights"),
-    # pi_old / pi_sample is 2 and 0.5 in row 0, 4 in row 1; the cap is 1.5
+    # pi_old / pi_sample is 2, 0.5 and 1 in row 0, 4 and 1 in row 1; the cap is 1.5
     [("token", [[1.5, 0.5, 1.0], [1.5, 1.0, 0.0]]), ("sequence", [[1.0, 1.0, 1.0], [1.5, 1.5, 0.0]])],
 )
-def test_the_sampler_correction_multiplies_each_tokens_policy_loss_by_its_capped_weight(level, weights):
+def test_sampler_correction_multiplies_the_policy_loss_of_each_token_by_its_capped_weight(level, weights):
     raw = torch.tensor([[2.0, 0.5, 1.0], [4.0, 1.0, 9.0]], dtype=torch.float64)
     plain = hand_batch()
     batch = dataclasses.replace(plain, sampler_logprobs=plain.old_logprobs - raw.log())
@@ -174,14 +174,14 @@ def test_the_sampler_correction_multiplies_each_tokens_policy_loss_by_its_capped
         loss_of(spec)
 
 
-def test_the_sampler_correction_leaves_the_kl_term_alone():
+def test_sampler_correction_does_not_change_the_kl_term():
     plain = hand_batch(advantages=torch.zeros(2, dtype=torch.float64), reference_logprobs=LOGPROBS - LN2)
     batch = dataclasses.replace(plain, sampler_logprobs=plain.old_logprobs - LN2)
     spec = grpo(kl_coef=0.1, sampler_correction="token")
     assert loss_of(spec, batch) == pytest.approx(0.1 * (LN2 - 0.5))
 
 
-def test_dr_grpo_divides_by_the_configured_constant_never_by_the_padded_width():
+def test_dr_grpo_divides_by_the_configured_constant_not_by_the_padded_width():
     spec = grpo(aggregation="constant", aggregation_constant=10)
     batch = hand_batch()
     wide = dataclasses.replace(
@@ -198,7 +198,7 @@ def test_dr_grpo_divides_by_the_configured_constant_never_by_the_padded_width():
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_an_all_masked_batch_has_loss_and_gradient_zero_and_no_curves(aggregation):
+def test_fully_masked_batch_has_zero_loss_zero_gradient_and_undefined_curves(aggregation):
     batch = hand_batch(loss_mask=torch.zeros(2, 3, dtype=torch.bool))
     spec = grpo(aggregation=aggregation, aggregation_constant=10)
     loss, sums = policy_loss(batch, spec, count_denominators(batch.loss_mask))
@@ -209,12 +209,6 @@ def test_an_all_masked_batch_has_loss_and_gradient_zero_and_no_curves(aggregatio
     curves = sums.curves(grad_norm=0.0, lr=0.0, ratio_is_one=False)
     assert curves.ratio.value is None
     assert (curves.ratio_min, curves.ratio_max) == (None, None)
-
-
-def test_denominators_count_loss_tokens_and_the_sequences_that_have_any():
-    mask = torch.tensor([[True, True, False], [False, False, False], [True, False, False]])
-    assert count_denominators(mask) == Denominators(tokens=3, sequences=2)
-    assert Denominators(3, 2) + count_denominators(mask[:0]) == Denominators(3, 2)
 
 
 SETTINGS = [
@@ -228,7 +222,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(map(str, s.values())))
-def test_the_gradient_equals_finite_differences_in_float64(settings):
+def test_gradient_equals_finite_differences_in_float64(settings):
     spec = grpo(
         **settings, aggregation_constant=7, kl_coef=0.3, sampler_correction="token", kl_estimator="k3", clip_eps_low=0.2
     )
@@ -250,7 +244,7 @@ def test_the_gradient_equals_finite_differences_in_float64(settings):
     if spec.surrogate == "clip":
         assert torch.autograd.gradcheck(loss, (batch.logprobs.requires_grad_(),), eps=1e-6, atol=1e-9, rtol=1e-6)
         return
-    # CISPO's weight is held fixed by definition: the gradient is that of the loss linear in log pi.
+    # The weight of CISPO has no gradient by definition, so the loss is linear in log pi.
     logprobs = batch.logprobs.requires_grad_()
     (grad,) = torch.autograd.grad(loss(logprobs), logprobs)
     log_ratio = torch.where(batch.loss_mask, logprobs.detach() - old, 0.0)
@@ -264,7 +258,7 @@ def test_the_gradient_equals_finite_differences_in_float64(settings):
     torch.testing.assert_close(grad, torch.where(batch.loss_mask, by_hand, 0.0), rtol=1e-10, atol=1e-14)
 
 
-def test_a_clipped_ratio_too_large_for_fp32_leaves_every_other_gradient_intact():
+def test_clipped_ratio_too_large_for_fp32_does_not_change_the_other_gradients():
     logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
     batch = LossBatch(
         logprobs=logprobs,

@@ -1,4 +1,4 @@
-"""The policy's weights as engines take them, and its frozen copy."""
+"""Loading a policy, its frozen copy, and its weights under the names that engines expect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from rl.layout import Sequences, micro_batches
 from rl.models import prepare
 from rl.policy import Policy, load_policy
-from rl.spec import ModelSpec, TaskSpec, TrainerSpec
+from rl.spec import ConfigurationError, ModelSpec, TaskSpec, TrainerSpec
+from tests.rl.random_llama import random_llama_policy
 
 SUMS = TaskSpec("reasoning_gym", "chain_sum", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
 
@@ -23,7 +24,8 @@ def load(cache: Path, lora_rank: int = 0, precision: Any = "fp32") -> Policy:
     return load_policy(prepare(model, SUMS, cache), model, TrainerSpec(precision=precision), torch.device("cpu"))
 
 
-def shake(policy: Policy) -> None:
+def perturb(policy: Policy) -> None:
+    """Add seeded noise to all trained parameters."""
     torch.manual_seed(1)
     with torch.no_grad():
         for _, parameter in policy.parameters():
@@ -38,22 +40,22 @@ def logprobs(policy: Policy) -> torch.Tensor:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_a_frozen_copy_follows_when_it_is_told_to_and_then_gives_the_same_numbers(
+def test_frozen_copy_changes_only_when_updated_and_then_equals_the_policy(
     model_cache: Path, lora_rank: int, precision: str
 ) -> None:
     policy = load(model_cache, lora_rank, precision)
     frozen = policy.frozen_copy()
     assert torch.equal(logprobs(frozen), logprobs(policy))
-    shake(policy)
+    perturb(policy)
     assert not torch.allclose(logprobs(frozen), logprobs(policy), atol=1e-3)
     frozen.copy_trained_from(policy)
     assert torch.equal(logprobs(frozen), logprobs(policy))
     assert not frozen.parameters()
 
 
-def test_weights_of_adapters_are_merged_under_the_names_of_the_plain_model(model_cache: Path) -> None:
+def test_lora_weights_are_merged_under_the_names_of_the_plain_model(model_cache: Path) -> None:
     adapted = load(model_cache, lora_rank=4)
-    shake(adapted)
+    perturb(adapted)
     merged = copy.deepcopy(adapted.model).merge_and_unload().state_dict()  # type: ignore[operator]
     found = dict(adapted.weights())
     assert sorted(found) == sorted(merged) == sorted(dict(load(model_cache).weights()))
@@ -61,9 +63,91 @@ def test_weights_of_adapters_are_merged_under_the_names_of_the_plain_model(model
         torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6)
 
 
-def test_the_reference_under_lora_is_the_model_without_its_adapters(model_cache: Path) -> None:
+def test_lora_reference_is_the_model_without_adapters(model_cache: Path) -> None:
     plain, adapted = load(model_cache), load(model_cache, lora_rank=4)
-    shake(adapted)
+    perturb(adapted)
     assert not torch.allclose(logprobs(adapted), logprobs(plain), atol=1e-3)
     with adapted.reference_weights():
         torch.testing.assert_close(logprobs(adapted), logprobs(plain))
+
+
+def test_parameters_of_a_checkpoint_are_loaded_by_name() -> None:
+    policy, other = random_llama_policy(11), random_llama_policy(11, seed=1)
+    policy.load_parameters({name: p.detach().clone() for name, p in other.parameters()})
+    assert torch.equal(logprobs(policy), logprobs(other))
+
+
+def test_parameters_of_another_model_are_refused() -> None:
+    policy, other = random_llama_policy(11), random_llama_policy(12)
+    with pytest.raises(ConfigurationError, match="weights of another model"):
+        policy.load_parameters(dict(other.parameters()))
+
+
+def saved_policy(folder: Path, **changes: Any) -> None:
+    """A model folder with a tokenizer; `changes` are set in the model's configuration."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    model: Any = random_llama_policy(11).model
+    for name, value in changes.items():
+        setattr(model.config, name, value)
+    model.generation_config.eos_token_id = model.config.eos_token_id
+    model.save_pretrained(folder)
+    vocabulary = {f"t{i}": i for i in range(11)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary))).save_pretrained(folder)
+
+
+def test_end_of_sequence_ids_of_the_generation_configuration_are_used(tmp_path: Path) -> None:
+    saved_policy(tmp_path, eos_token_id=[1, 7])
+    policy = load_policy(tmp_path, ModelSpec("hf"), TrainerSpec(precision="fp32"), torch.device("cpu"))
+    assert policy.eos_ids == {1, 7}
+    assert policy.pad_id == 1
+
+
+def test_model_without_end_of_sequence_token_is_refused(tmp_path: Path) -> None:
+    saved_policy(tmp_path, eos_token_id=None)
+    with pytest.raises(ConfigurationError, match="names an end-of-sequence token"):
+        load_policy(tmp_path, ModelSpec("hf"), TrainerSpec(precision="fp32"), torch.device("cpu"))
+
+
+def test_dropout_of_a_loaded_model_is_off(tmp_path: Path) -> None:
+    saved_policy(tmp_path, attention_dropout=0.5)
+    trainer = TrainerSpec(precision="fp32", gradient_checkpointing=True)
+    policy = load_policy(tmp_path, ModelSpec("hf"), trainer, torch.device("cpu"))
+    assert policy.model.training
+    assert torch.equal(logprobs(policy), logprobs(policy))
+
+
+def test_packing_with_an_attention_implementation_without_masks_is_refused() -> None:
+    from types import SimpleNamespace
+
+    from rl.policy import _check_packing
+
+    model = ModelSpec("hf", attention="flash_attention_2")
+    with pytest.raises(ConfigurationError, match=r"trainer\.packing=false, or model\.attention=sdpa"):
+        _check_packing(SimpleNamespace(layer_types=None), model)
+    with pytest.raises(ConfigurationError, match=r"has sliding_attention .*Use trainer.packing=false$"):
+        _check_packing(SimpleNamespace(layer_types=["sliding_attention"]), ModelSpec("hf"))
+
+
+def test_scaled_logits_are_refused(tmp_path: Path) -> None:
+    from transformers import CohereConfig, CohereForCausalLM, PreTrainedTokenizerFast
+
+    saved_policy(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    config = CohereConfig(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        logit_scale=0.5,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    CohereForCausalLM(config).save_pretrained(tmp_path / "scaled")
+    tokenizer.save_pretrained(tmp_path / "scaled")
+    with pytest.raises(ConfigurationError, match="CohereForCausalLM is not supported: its logits are not a plain"):
+        load_policy(tmp_path / "scaled", ModelSpec("hf"), TrainerSpec(precision="fp32"), torch.device("cpu"))

@@ -61,12 +61,12 @@ def test_resumed_from_its_state_it_draws_exactly_what_the_uninterrupted_one_draw
     whole = PromptSampler(questions(total), per_step, seed)
     for count in before:
         whole.draw(min(count, total))
-    state = json.loads(json.dumps(whole.state()))
+    state = json.loads(json.dumps(whole.state_dict()))
     resumed = PromptSampler(list(reversed(questions(total))), per_step, seed)
-    resumed.restore(state)
+    resumed.load_state_dict(state)
     for count in after:
         assert resumed.draw(min(count, total)) == whole.draw(min(count, total))
-    assert resumed.state() == whole.state()
+    assert resumed.state_dict() == whole.state_dict()
 
 
 def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
@@ -81,7 +81,7 @@ def test_the_state_stays_small_however_many_questions_there_are() -> None:
     sampler = PromptSampler(questions(5000), 64, seed=0)
     for _ in range(100):
         sampler.draw()
-    assert len(json.dumps(sampler.state())) < 5000
+    assert len(json.dumps(sampler.state_dict())) < 5000
 
 
 def test_more_prompts_than_questions_are_refused_with_the_numbers() -> None:
@@ -95,6 +95,6 @@ def test_more_prompts_than_questions_are_refused_with_the_numbers() -> None:
 
 @pytest.mark.parametrize(("count", "seed"), [(9, 0), (8, 1)])
 def test_a_position_in_other_data_or_of_another_seed_is_refused(count: int, seed: int) -> None:
-    state = PromptSampler(questions(8), 2, seed=0).state()
+    state = PromptSampler(questions(8), 2, seed=0).state_dict()
     with pytest.raises(ConfigurationError, match="belongs to other training questions or another seed"):
-        PromptSampler(questions(count), 2, seed).restore(state)
+        PromptSampler(questions(count), 2, seed).load_state_dict(state)

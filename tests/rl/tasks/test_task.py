@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rl.spec import ConfigurationError, TaskSpec
 from rl.tasks import load_task
 from rl.tasks.prompts import encode_prompt
-from rl.tasks.sources import Row, Rows
+from rl.tasks.sources import SourceRow, SourceRows
 from rl.tasks.task import split
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -104,13 +104,13 @@ def test_what_the_questions_cannot_fill_is_refused_with_the_numbers(
     count=st.integers(2, 30), evaluation=st.integers(0, 29), train=st.integers(0, 29), data_seed=st.integers(0, 1 << 40)
 )
 def test_no_split_ever_shares_a_question(count: int, evaluation: int, train: int, data_seed: int) -> None:
-    rows = [Row(({"role": "user", "content": f"q{i // 2}"},), str(i), f"row {i}") for i in range(2 * count)]
+    rows = [SourceRow(({"role": "user", "content": f"q{i // 2}"},), str(i), f"row {i}") for i in range(2 * count)]
     spec = TaskSpec("file", "x", eval_questions=evaluation, train_questions=train, data_seed=data_seed)
     if evaluation + max(train, 1) > count:
         with pytest.raises(ConfigurationError, match=f"has {count} distinct questions"):
-            split(spec, Rows(rows))
+            split(spec, SourceRows(rows))
         return
-    task = split(spec, Rows(rows))
+    task = split(spec, SourceRows(rows))
     assert len(task.evaluation) == evaluation
     assert len(task.train) == (train or count - evaluation)
     assert len({*ids(task.train), *ids(task.evaluation)}) == len(task.train) + len(task.evaluation)

@@ -1,7 +1,7 @@
 """The GRPO loop of one attempt, as the conversation of `rl.spec.Trainer`: sample, judge, learn, sync, report.
 
-Everything it works with is handed to it ready (`Parts`); every random draw is seeded by what it is for, so a resumed
-attempt draws what the uninterrupted one would have. Never reads a date, never decides when to stop.
+Everything it works with is handed to it ready (`Components`); every random draw is seeded by what it is for, so a
+resumed attempt draws what the uninterrupted one would have. Never reads a date, never decides when to stop.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from rl import spec as s
 from rl.advantages import overlong_penalty, zero_variance
 from rl.curves import RolloutSums, step_curves
 from rl.deadline import SYNC_SECONDS, within
-from rl.learner import Group, Learner
 from rl.phases import PhaseClock
 from rl.policy import Policy
-from rl.rollout.engine import Completion, RolloutEngine, Sampling, derived_seed
+from rl.rollout.engine import Completion, RolloutEngine, Sampling
+from rl.seeds import derived_seed
 from rl.tasks import PromptSampler, Question, Task
 from rl.tasks.rewards import Scorer, Scores
+from rl.trainers.native.learner import Group, Learner
 
 Conversation = Generator[s.Event, s.Command | None, None]
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """What the loop works with."""
 
     policy: Policy
@@ -55,7 +56,7 @@ class Loop:
     """One attempt. `run` may be called once."""
 
     def __init__(
-        self, trial: s.TrialSpec, parts: Parts, restored: Mapping[str, Any] | None, restored_from: Path | None
+        self, trial: s.TrialSpec, parts: Components, restored: Mapping[str, Any] | None, restored_from: Path | None
     ):
         self._trial = trial
         self._parts = parts
@@ -286,7 +287,7 @@ class Loop:
                 self._step,
                 tensors={
                     "model": dict(parts.policy.parameters()),
-                    **parts.learner.state(),
+                    **parts.learner.state_dict(),
                     "rng": {"torch": torch.get_rng_state()},
                 },
                 state={
@@ -295,7 +296,7 @@ class Loop:
                     "policy_version": parts.engine.policy_version,
                     "updates_done": parts.learner.updates_done,
                     "base_lr": parts.learner.base_lr,
-                    "data": parts.sampler.state(),
+                    "data": parts.sampler.state_dict(),
                 },
             )
         self._saved = self._savable()

@@ -1,6 +1,7 @@
-"""The native GRPO trainer: puts the parts of one attempt together, runs the loop, takes the parts down again.
+"""The native GRPO trainer: builds the components of one attempt, runs the loop, and releases the components.
 
-One process on one card (or on the CPU). Importing it is light; torch and transformers load when it runs.
+It runs in one process, on one card or on the CPU. Importing this module is light; torch and transformers are imported
+when the trainer runs.
 """
 
 from __future__ import annotations
@@ -17,40 +18,41 @@ from rl.spec import Command, ConfigurationError, Event, OutOfMemoryError, TrialS
 if TYPE_CHECKING:
     import torch
 
-    from rl.loop import Parts
     from rl.phases import PhaseClock
     from rl.policy import Policy
     from rl.tasks import Task
+    from rl.trainers.native.loop import Components
 
 
 class NativeTrainer:
-    """See `rl.spec.Trainer`."""
+    """Implements `rl.spec.Trainer`."""
 
     def run(self, spec: TrialSpec, checkpoint: Path | None) -> Generator[Event, Command | None, None]:
+        """See `rl.spec.Trainer.run`."""
         check(spec)
-        _prefer_sleeping_threads()
-        from rl.loop import Loop
+        _set_openmp_wait_policy()
         from rl.phases import PhaseClock
+        from rl.trainers.native.loop import Loop
 
         with ExitStack() as cleanup:
             clock = PhaseClock(spec.cards)
             try:
-                parts, state = _build(spec, checkpoint, clock, cleanup)
-                yield from Loop(spec, parts, state, checkpoint).run()
+                components, state = _build(spec, checkpoint, clock, cleanup)
+                yield from Loop(spec, components, state, checkpoint).run()
             except MemoryError as error:
                 raise _out_of_memory(spec, "host", error) from error
             except RuntimeError as error:
-                # torch.OutOfMemoryError is a RuntimeError; a CPU allocation that fails has no class of its own.
+                # torch.OutOfMemoryError is a RuntimeError. A failed CPU allocation is a plain RuntimeError.
                 if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
                     raise _out_of_memory(spec, "card", error) from error
                 raise
 
 
 def check(spec: TrialSpec) -> None:
-    """Refuse a trial that cannot run here, before anything is loaded.
+    """Refuse a trial that the native trainer cannot run, before anything is loaded.
 
     Raises:
-        ConfigurationError: all problems in one message.
+        ConfigurationError: one line per problem.
     """
     from rl.algorithms import algorithm_problems
     from rl.rollout.engine import check_sampling
@@ -58,11 +60,11 @@ def check(spec: TrialSpec) -> None:
     problems = algorithm_problems(spec)
     if spec.cards != 1:
         problems.append(
-            f"cards={spec.cards}: the native trainer drives one card; run this stage with 1 card, "
+            f"cards={spec.cards}: the native trainer runs on one card; run this stage with search.cards_per_trial=1, "
             "or plan it with dry_run=true"
         )
     if spec.steps < 1:
-        problems.append(f"steps={spec.steps} must be at least 1: a trial that trains nothing is an error")
+        problems.append(f"steps={spec.steps} must be at least 1: a trial without steps trains nothing")
     for name in ("micro_batch_tokens", "logprob_chunk_tokens", "keep_checkpoints"):
         if getattr(spec.trainer, name) < 1:
             problems.append(f"trainer.{name}={getattr(spec.trainer, name)} must be at least 1")
@@ -75,19 +77,23 @@ def check(spec: TrialSpec) -> None:
 
 def _build(
     spec: TrialSpec, checkpoint: Path | None, clock: PhaseClock, cleanup: ExitStack
-) -> tuple[Parts, Mapping[str, Any] | None]:
-    """The parts, in the state of the checkpoint if there is one; and that state."""
+) -> tuple[Components, Mapping[str, Any] | None]:
+    """(components, state). With a checkpoint, both are those of the checkpoint; otherwise the state is None.
+
+    `cleanup` gets the callbacks that release the components.
+    """
     import torch
 
     from rl import checkpoint as checkpoints
-    from rl.learner import Learner
-    from rl.loop import Parts
     from rl.models import prepare
     from rl.policy import load_policy
-    from rl.ranks import Alone
-    from rl.rollout.engine import create_engine, derived_seed
+    from rl.ranks import SingleRank
+    from rl.rollout import create_engine
+    from rl.seeds import derived_seed
     from rl.tasks import PromptSampler, load_task
     from rl.tasks.rewards import Scorer
+    from rl.trainers.native.learner import Learner
+    from rl.trainers.native.loop import Components
 
     with clock.phase("startup"):
         device = _device(spec)
@@ -100,15 +106,15 @@ def _build(
         folder = prepare(spec.model, spec.task, Path(spec.cache_dir))
         policy = load_policy(folder, spec.model, spec.trainer, device)
         prompts = _encode(spec, policy, task)
-        keeps_reference = spec.algorithm.kl_coef > 0 and not spec.model.lora_rank
+        needs_reference_copy = spec.algorithm.kl_coef > 0 and not spec.model.lora_rank
         learner = Learner(
             policy=policy,
-            reference=policy.frozen_copy() if keeps_reference else None,
+            reference=policy.frozen_copy() if needs_reference_copy else None,
             algorithm=spec.algorithm,
             trainer=spec.trainer,
             temperature=spec.rollout.temperature,
             total_updates=spec.steps * spec.algorithm.updates_per_rollout,
-            ranks=Alone(),
+            ranks=SingleRank(),
         )
     state = None
     if checkpoint is not None:
@@ -117,24 +123,24 @@ def _build(
             state = loaded.state
             if state["step"] > spec.steps:
                 raise ConfigurationError(
-                    f"{checkpoint} has {state['step']} steps done and this trial has steps={spec.steps}: nothing would "
-                    "be trained; give a checkpoint of this trial, or more steps"
+                    f"{checkpoint} was written after step {state['step']}, but this trial has steps={spec.steps}: "
+                    "nothing would be trained. Give a checkpoint of this trial, or more steps"
                 )
-            policy.restore(loaded.tensors["model"])
-            learner.restore(loaded.tensors, state["updates_done"], state["base_lr"])
-            sampler.restore(state["data"])
+            policy.load_parameters(loaded.tensors["model"])
+            learner.load_state_dict(loaded.tensors, state["updates_done"], state["base_lr"])
+            sampler.load_state_dict(state["data"])
             torch.set_rng_state(loaded.tensors["rng"]["torch"])
     with clock.phase("startup"):
         engine = create_engine(spec.rollout, policy, state["policy_version"] if state else 0)
         cleanup.callback(engine.close)
-    return Parts(policy, learner, engine, task, prompts, sampler, scorer, clock), state
+    return Components(policy, learner, engine, task, prompts, sampler, scorer, clock), state
 
 
 def _encode(spec: TrialSpec, policy: Policy, task: Task) -> dict[str, tuple[int, ...]]:
-    """Token ids of every question.
+    """Token ids of the prompt of every question, by question id.
 
     Raises:
-        ConfigurationError: prompts that are empty or too long; says how many, and what would fit the longest.
+        ConfigurationError: empty or overlong prompts. The message gives their number, and the length of the longest.
     """
     from rl.tasks.prompts import encode_prompt
 
@@ -146,16 +152,17 @@ def _encode(spec: TrialSpec, policy: Policy, task: Task) -> dict[str, tuple[int,
         over = sum(n > limit for n in lengths.values())
         raise ConfigurationError(
             f"{over} of {len(lengths)} prompts are longer than rollout.max_prompt_tokens={limit}; the longest has "
-            f"{longest} tokens. Prompts are never cut: set rollout.max_prompt_tokens={longest}, or leave them out"
+            f"{longest} tokens. Prompts are never truncated: set rollout.max_prompt_tokens={longest}, or remove the "
+            "long questions"
         )
     if min(lengths.values()) < 1:
-        raise ConfigurationError(f"task {spec.task.name!r} has an empty prompt: the model needs a token to go on from")
-    room = getattr(policy.model.config, "max_position_embeddings", None)
-    if room is not None and longest + spec.rollout.max_completion_tokens > room:
+        raise ConfigurationError(f"task {spec.task.name!r} has an empty prompt: a prompt needs at least one token")
+    positions = getattr(policy.model.config, "max_position_embeddings", None)
+    if positions is not None and longest + spec.rollout.max_completion_tokens > positions:
         raise ConfigurationError(
             f"the longest prompt ({longest} tokens) and rollout.max_completion_tokens="
-            f"{spec.rollout.max_completion_tokens} do not fit the model's {room} positions; "
-            f"at most {room - longest} completion tokens would"
+            f"{spec.rollout.max_completion_tokens} do not fit the model's {positions} positions; "
+            f"use rollout.max_completion_tokens={positions - longest} or less"
         )
     return prompts
 
@@ -164,7 +171,7 @@ def _device(spec: TrialSpec) -> torch.device:
     import torch
 
     if spec.trainer.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("trainer.device=cuda, and torch sees no CUDA card here; use cpu or auto")
+        raise ConfigurationError("trainer.device=cuda, but torch finds no CUDA card on this machine; use cpu or auto")
     if spec.trainer.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
@@ -179,11 +186,11 @@ def _set_determinism(on: bool) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _prefer_sleeping_threads() -> None:
-    """Have OpenMP's idle threads sleep instead of spin, if torch is not loaded yet: the runtime reads it only once.
+def _set_openmp_wait_policy() -> None:
+    """Make idle OpenMP threads sleep instead of spin. Has no effect once torch is loaded, so nothing is set then.
 
-    On a CPU shared with other processes a spinning thread uses up its time slice while the thread that it waits for is
-    not running; sampling was measured to take ten times as long then.
+    On a CPU that is shared with other processes, a spinning thread uses up its time slice while the thread that it
+    waits for does not run. Sampling was measured to be ten times slower that way.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -192,5 +199,5 @@ def _prefer_sleeping_threads() -> None:
 def _out_of_memory(spec: TrialSpec, where: str, error: BaseException) -> OutOfMemoryError:
     return OutOfMemoryError(
         f"out of {where} memory: {error}. trainer.micro_batch_tokens={spec.trainer.micro_batch_tokens} and "
-        f"rollout.max_batch_completions={spec.rollout.max_batch_completions} may be halved without changing the result"
+        f"rollout.max_batch_completions={spec.rollout.max_batch_completions} can be halved without changing the result"
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl.models import made_once, prepare
+from rl.models import prepare
+from rl.models.cache import made_once
 from rl.spec import ConfigurationError, ModelSpec, TaskSpec
 
 SUMS = TaskSpec("reasoning_gym", "chain_sum", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
@@ -42,7 +43,7 @@ def test_making_that_dies_leaves_nothing_that_looks_made(tmp_path: Path) -> None
 def test_two_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[2])\n"
-        "from rl.models import made_once\n"
+        "from rl.models.cache import made_once\n"
         "root = pathlib.Path(sys.argv[1])\n"
         "def make(folder):\n"
         "    with (root / 'made').open('a') as log: log.write('x')\n"
@@ -58,7 +59,7 @@ def test_two_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
 def test_the_tiny_model_is_right_about_three_times_of_ten_and_was_not_taught_the_evaluation(model_cache: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rl import tiny
+    from rl.models import tiny
     from rl.tasks import load_task
 
     folder = prepare(ModelSpec("tiny"), SUMS, model_cache)
@@ -76,7 +77,7 @@ def test_the_tiny_model_is_right_about_three_times_of_ten_and_was_not_taught_the
 def test_another_set_of_questions_is_another_tiny_model() -> None:
     import dataclasses
 
-    from rl.tiny import folder_name
+    from rl.models.tiny import folder_name
 
     assert folder_name(SUMS) != folder_name(dataclasses.replace(SUMS, data_seed=1))
     assert folder_name(SUMS) == folder_name(dataclasses.replace(SUMS, format_pattern="x", reward_workers=3))

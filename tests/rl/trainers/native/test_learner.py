@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rl.phases import PhaseClock
-from rl.ranks import Alone
+from rl.ranks import SingleRank
 from rl.spec import AlgorithmSpec, TrainerSpec
 
 _spec = importlib.util.spec_from_file_location("tiny_learning", Path(__file__).with_name("tiny_learning.py"))
@@ -58,7 +58,7 @@ def test_every_key_of_the_learner_changes_the_parameters_it_ends_with(key, value
 def learned(algorithm: AlgorithmSpec, steps: int = 3, **case: Any) -> list[Any]:
     """The steps' `LearnedStep`s."""
     total = steps * algorithm.updates_per_rollout
-    learner = tiny.Learner(tiny.make_policy(), None, algorithm, TrainerSpec(precision="fp32"), 1.0, total, Alone())
+    learner = tiny.Learner(tiny.make_policy(), None, algorithm, TrainerSpec(precision="fp32"), 1.0, total, SingleRank())
     return [learner.learn(tiny.make_groups(seed=i, **{"groups": 4, **case}), PhaseClock(cards=1)) for i in range(steps)]
 
 
@@ -101,7 +101,7 @@ def test_an_update_whose_completions_are_all_masked_leaves_the_weights_as_they_a
     policy = tiny.make_policy()
     before = torch.cat([p.detach().flatten().clone() for _, p in policy.parameters()])
     algorithm = dataclasses.replace(BASE, weight_decay=0.5)
-    learner = tiny.Learner(policy, None, algorithm, TrainerSpec(precision="fp32"), 1.0, 2, Alone())
+    learner = tiny.Learner(policy, None, algorithm, TrainerSpec(precision="fp32"), 1.0, 2, SingleRank())
     groups = [
         dataclasses.replace(
             g,

@@ -1,8 +1,8 @@
-"""Turns judged completions into optimiser updates and the curves of each update.
+"""The learner: turns scored completions into optimiser updates, and computes the curves of each update.
 
-The rollout batch is cut into mini-batches of whole groups, one update each; a mini-batch into micro-batches by a token
-budget. Losses are shares of sums over counts of the whole update, so neither cut changes the gradient. Samples
-nothing, scores nothing, writes nothing.
+A rollout batch is split into mini-batches of whole groups, one optimiser update each. A mini-batch is split into
+micro-batches by a token budget, and its micro-batches are distributed over the ranks. Losses are shares of sums that
+are divided by counts of the whole update, so the split changes the gradient by rounding only.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -29,50 +29,58 @@ from rl.schedule import lr_factor
 from rl.spec import AlgorithmSpec, TrainerSpec, TrialError, UpdateCurves
 
 _OPTIMIZER = "optimizer-"
-"""What the parts of the optimiser's state begin with."""
+"""Prefix of the optimiser's parts in `Learner.state_dict`."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one prompt and what each was worth before any KL: weighted rewards plus penalties."""
+    """The completions of one prompt with their rewards."""
 
     question_id: str
     prompt: tuple[int, ...]
+    """Token ids."""
     completions: tuple[Completion, ...]
     rewards: tuple[float, ...]
+    """Per completion: weighted rewards plus overlong penalty, before a KL in the reward is subtracted."""
 
 
 @dataclass(frozen=True)
 class LearnedStep:
-    """What training on one rollout batch did."""
+    """The result of training on one rollout batch, reduced over all ranks."""
 
     updates: tuple[UpdateCurves, ...]
     sampler: SamplerSums
     rewards: Float[Tensor, "prompts group"]
-    """What was optimised: the groups' rewards, less the KL where it belongs into the reward."""
+    """The rewards that were optimised: those of the groups, minus the KL if `kl_placement` is `reward`."""
     zero_std: tuple[bool, ...]
-    """Per group: all its rewards were equal."""
+    """Per group: whether all its optimised rewards are equal."""
     loss_tokens: int
     trained: tuple[bool, ...]
-    """Per group: at least one of its tokens carried gradient."""
+    """Per group: whether it has at least one loss token."""
 
 
 @dataclass
-class _Micro:
-    """A micro-batch with all that the loss needs besides the policy's own forward pass; [sequences, width] each."""
+class _PreparedMicroBatch:
+    """A micro-batch with all inputs of the loss except the policy's forward pass. Tensors are [sequences, width]."""
 
     batch: MicroBatch
     rows: Tensor
-    """[sequences]: places of the completions in the rollout batch, flattened."""
+    """[sequences]: indices of the completions in the rollout batch, counted over prompts and groups."""
     loss_mask: Tensor
     completion_mask: Tensor
     sampler: Tensor
+    """Log-probabilities that the rollout engine reported."""
     old: Tensor | None = None
+    """Log-probabilities under the old policy. None: those of the training pass are used, without gradient."""
     reference: Tensor | None = None
+    """Log-probabilities under the reference. None: there is no reference."""
 
 
 class Learner:
-    """Owns the optimiser and counts updates. `base_lr` may be set between updates."""
+    """Trains a policy with AdamW, and counts optimiser updates.
+
+    `base_lr`, the learning rate before the schedule, may be set between updates.
+    """
 
     def __init__(
         self,
@@ -84,6 +92,13 @@ class Learner:
         total_updates: int,
         ranks: Ranks,
     ) -> None:
+        """
+        Args:
+            reference: the frozen policy for the KL. None: with LoRA the policy without its adapters is the reference;
+                without LoRA there is none.
+            temperature: sampling temperature, at which log-probabilities are computed.
+            total_updates: length of the learning-rate schedule in optimiser updates.
+        """
         self.policy = policy
         self.base_lr = algorithm.lr
         self.updates_done = 0
@@ -96,16 +111,16 @@ class Learner:
         self.optimizer = _adamw(policy, algorithm)
 
     def learn(self, groups: Sequence[Group], clock: PhaseClock) -> LearnedStep:
-        """Train on a rollout batch: `updates_per_rollout` updates, fewer if there are fewer groups.
+        """Train on a rollout batch: `updates_per_rollout` updates, or one per group if there are fewer groups.
 
-        Every rank is given the whole batch, in the same order, and computes the advantages of all of it; the
-        micro-batches of each update are dealt out among the ranks. So which completions share an update, or a standard
-        deviation, does not depend on the number of ranks; what is returned is the same on each.
+        All ranks get the whole batch in the same order, and compute all advantages. The micro-batches of each update
+        are distributed over the ranks. So the completions of an update, and those of a standard deviation, do not
+        depend on the number of ranks. The result is the same on every rank.
 
         Raises:
-            TrialError: the gradient is not finite; the weights are still those of before.
+            TrialError: the gradient is not finite. The weights are those before the update.
         """
-        minis = [self._micros(groups, part) for part in _parts(len(groups), self._algorithm.updates_per_rollout)]
+        minis = [self._prepare(groups, part) for part in _parts(len(groups), self._algorithm.updates_per_rollout)]
         with clock.phase("logprob"), torch.no_grad():
             self._recompute(minis)
             rewards = self._rewards(groups, [m for mini in minis for m in mini])
@@ -117,7 +132,7 @@ class Learner:
                 update, seen = self._update(mini, advantage, index)
             curves.append(update)
             sampler = sampler + seen
-        # A step of fewer updates still stands for `updates_per_rollout` of the schedule.
+        # In the schedule a step always counts as `updates_per_rollout` updates, even if it made fewer.
         self.updates_done += self._algorithm.updates_per_rollout - len(minis)
         self._ranks.sum_(sampler.sums)
         self._ranks.max_(sampler.maxima)
@@ -131,10 +146,10 @@ class Learner:
             trained=tuple(n > 0 for n in tokens),
         )
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """The optimiser's moments and step counts by the names of the parameters they belong to, kind by kind.
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """The optimiser's state: one part per kind (moments, step counts), each with tensors by parameter name.
 
-        One part for each kind: what is stored is copied first, and all at once would be as much again as the model.
+        Parts are separate because storing a part copies it: one part for all would need twice the model's memory.
         """
         parts: dict[str, dict[str, Tensor]] = {}
         for name, parameter in self.policy.parameters():
@@ -142,8 +157,11 @@ class Learner:
                 parts.setdefault(f"{_OPTIMIZER}{kind}", {})[name] = value
         return parts
 
-    def restore(self, parts: Mapping[str, Mapping[str, Tensor]], updates_done: int, base_lr: float) -> None:
-        """Go on from `state()`; other parts are passed over. A parameter that was never stepped has no state."""
+    def load_state_dict(self, parts: Mapping[str, Mapping[str, Tensor]], updates_done: int, base_lr: float) -> None:
+        """Continue from the parts that `state_dict` returned. Other parts are ignored.
+
+        A parameter without state in `parts` was never updated.
+        """
         self.updates_done, self.base_lr = updates_done, base_lr
         parameters = dict(self.policy.parameters())
         for part, tensors in parts.items():
@@ -152,8 +170,8 @@ class Learner:
                     kind, parameter = part.removeprefix(_OPTIMIZER), parameters[name]
                     self.optimizer.state[parameter][kind] = value.to(parameter.device)
 
-    def _micros(self, groups: Sequence[Group], part: range) -> list[_Micro]:
-        """This rank's micro-batches of the groups in `part`; possibly none."""
+    def _prepare(self, groups: Sequence[Group], part: range) -> list[_PreparedMicroBatch]:
+        """The micro-batches of this rank of the groups in `part`; possibly none."""
         chosen = [groups[i] for i in part]
         flat = [c for g in chosen for c in g.completions]
         first = part.start * len(groups[0].completions) if part else 0
@@ -173,15 +191,17 @@ class Learner:
             rows = torch.tensor(batch.sequences) + first
             device = self.policy.device
             micros.append(
-                _Micro(batch.to(device), rows.to(device), loss_mask.to(device), mask.to(device), sampler.to(device))
+                _PreparedMicroBatch(
+                    batch.to(device), rows.to(device), loss_mask.to(device), mask.to(device), sampler.to(device)
+                )
             )
         return micros
 
-    def _recompute(self, minis: Sequence[Sequence[_Micro]]) -> None:
-        """Log-probabilities of the policy before the first update, and of the reference, where they are needed.
+    def _recompute(self, minis: Sequence[Sequence[_PreparedMicroBatch]]) -> None:
+        """Set the log-probabilities of the policy before the first update, and those of the reference, where needed.
 
-        The first mini-batch is left out unless the reward needs it: its old log-probabilities are those of its own
-        training pass.
+        The first mini-batch gets no old log-probabilities unless the reward needs them, since its training pass
+        computes the same numbers.
         """
         algorithm = self._algorithm
         for index, mini in enumerate(minis):
@@ -196,7 +216,10 @@ class Learner:
                     with self.policy.reference_weights():
                         micro.reference = self.policy.forward(micro.batch, self._temperature)[0]
 
-    def _rewards(self, groups: Sequence[Group], micros: Sequence[_Micro]) -> Float[Tensor, "prompts group"]:
+    def _rewards(
+        self, groups: Sequence[Group], micros: Sequence[_PreparedMicroBatch]
+    ) -> Float[Tensor, "prompts group"]:
+        """The rewards to optimise, float64: those of `groups`, minus the KL if it belongs to the reward."""
         rewards = torch.tensor([g.rewards for g in groups], dtype=torch.float64)
         if not _kl_in_reward(self._algorithm):
             return rewards
@@ -208,8 +231,13 @@ class Learner:
         self._ranks.sum_(penalty)
         return rewards - penalty.cpu().view(rewards.shape)
 
-    def _update(self, mini: Sequence[_Micro], advantage: Tensor, index: int) -> tuple[UpdateCurves, SamplerSums]:
-        """One optimiser update; `index` counts within the step. The reductions are the same on every rank."""
+    def _update(
+        self, mini: Sequence[_PreparedMicroBatch], advantage: Tensor, index: int
+    ) -> tuple[UpdateCurves, SamplerSums]:
+        """One optimiser update; `index` counts within the step. Every rank calls the same reductions.
+
+        Returns (the curves of the update over all ranks, the sampler sums of this rank).
+        """
         device, algorithm = self.policy.device, self._algorithm
         denominators = self._denominators(mini)
         sums, sampler = UpdateSums.empty(device), SamplerSums.empty(device)
@@ -229,7 +257,7 @@ class Learner:
             sums = sums + part
             if algorithm.old_logprobs == "learner":
                 sampler = sampler + self._against_sampler(batch.old_logprobs, micro)
-            elif index == 0:  # still the policy that sampled: afterwards the difference would be the training itself
+            elif index == 0:  # after the first update the policy is no longer the one that sampled
                 sampler = sampler + self._against_sampler(logprobs.detach(), micro)
         self._ranks.sum_(sums.sums)
         self._ranks.max_(sums.maxima)
@@ -238,13 +266,17 @@ class Learner:
         self.updates_done += 1
         return sums.curves(grad_norm=grad_norm, lr=lr, ratio_is_one=ratio_is_one(algorithm, index)), sampler
 
-    def _denominators(self, mini: Sequence[_Micro]) -> Denominators:
+    def _denominators(self, mini: Sequence[_PreparedMicroBatch]) -> Denominators:
+        """The counts of the update over all ranks."""
         own = sum((count_denominators(m.loss_mask) for m in mini), Denominators(0, 0))
         counts = torch.tensor([own.tokens, own.sequences], dtype=torch.float64, device=self.policy.device)
         self._ranks.sum_(counts)
         return Denominators(int(counts[0]), int(counts[1]))
 
-    def _loss_tokens_per_group(self, minis: Sequence[Sequence[_Micro]], groups: int, size: int) -> list[int]:
+    def _loss_tokens_per_group(
+        self, minis: Sequence[Sequence[_PreparedMicroBatch]], groups: int, size: int
+    ) -> list[int]:
+        """Loss tokens of each of the `groups` groups of `size` completions, over all ranks."""
         counts = torch.zeros(groups, dtype=torch.float64, device=self.policy.device)
         for mini in minis:
             for m in mini:
@@ -252,11 +284,14 @@ class Learner:
         self._ranks.sum_(counts)
         return [int(n) for n in counts.tolist()]
 
-    def _against_sampler(self, logprobs: Tensor, micro: _Micro) -> SamplerSums:
+    def _against_sampler(self, logprobs: Tensor, micro: _PreparedMicroBatch) -> SamplerSums:
         return SamplerSums.of(logprobs, micro.sampler, micro.completion_mask, self._algorithm)
 
     def _step_optimizer(self, lr: float, denominators: Denominators) -> float:
-        """Sum gradients over ranks, clip, step; the norm before clipping. An update without tokens changes nothing."""
+        """Sum the gradients over ranks, clip them, and step. Returns the gradient norm before clipping.
+
+        An update without loss tokens does not change the weights.
+        """
         parameters = [p for _, p in self.policy.parameters()]
         if self._ranks.size > 1:
             for p in parameters:
@@ -266,8 +301,8 @@ class Learner:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.max_grad_norm))
         if not torch.isfinite(torch.tensor(norm)):
             raise TrialError(
-                f"the gradient norm of update {self.updates_done} is {norm}: the run has diverged; "
-                f"a learning rate below {lr:g} or a smaller max_grad_norm would be the first thing to try"
+                f"the gradient norm of optimiser update {self.updates_done} is {norm}: training has diverged. Try an "
+                f"algorithm.lr below {lr:g} first, or a smaller algorithm.max_grad_norm"
             )
         if denominators.tokens:
             for group in self.optimizer.param_groups:
@@ -278,7 +313,7 @@ class Learner:
 
 
 def _adamw(policy: Policy, algorithm: AlgorithmSpec) -> torch.optim.AdamW:
-    """Weight decay acts on matrices, not on norms and biases."""
+    """AdamW with weight decay on matrices, without it on norms and biases."""
     named = policy.parameters()
     matrices = [p for _, p in named if p.ndim >= 2]
     others = [p for _, p in named if p.ndim < 2]
@@ -296,7 +331,7 @@ def _kl_in_reward(algorithm: AlgorithmSpec) -> bool:
 
 
 def _parts(groups: int, updates: int) -> list[range]:
-    """`groups` cut into `updates` runs of nearly equal length, none empty."""
+    """Index ranges that split `groups` groups into `updates` parts of nearly equal size, none of them empty."""
     updates = min(updates, groups)
     bounds = [groups * i // updates for i in range(updates + 1)] if updates else [0]
     return [range(a, b) for a, b in itertools.pairwise(bounds)]

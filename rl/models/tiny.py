@@ -1,9 +1,12 @@
-"""A language model small enough for tests and laptops: made here in seconds, wrong two times out of three.
+"""The model `tiny`: a Llama of about 90,000 parameters for tests and laptops, trained here in seconds.
 
-A Llama of some 90,000 parameters with a tokenizer of its own (words and single characters). It is taught, supervised,
-a page of sums and the task's training questions, never a question that is held out for evaluation; then, with answers
-of which some are wrong, it is made unsure of itself until what it samples is right about 0.3 of the time. So it knows
-enough for reinforcement learning to find it. A pure function of the task: no seed of a trial enters.
+Its tokenizer knows words and single characters. Supervised training has two phases:
+
+1. `_train_until_known`: right answers to the task's training questions and to one-digit sums.
+2. `_train_until_unsure`: the same questions with answers of which three in four are wrong, until about 30 % of sampled
+   answers are right. The model then has knowledge that reinforcement learning can recover.
+
+Evaluation questions are never used. The result depends on the task only, not on the seed of a trial.
 """
 
 from __future__ import annotations
@@ -20,29 +23,35 @@ from rl.spec import TaskSpec
 
 MAX_POSITIONS = 512
 _VERSION = 6
-"""Part of the cache key: another recipe, another folder."""
+"""Part of the cache key. Increase it when the model or its training changes."""
 _BATCH = 64
-_UPDATES_AT_MOST = 800
+_MAX_UPDATES = 800
+"""Largest number of optimiser updates of each phase."""
 _CHECK_EVERY = 50
-_KNOWS = 0.97
-"""Share of training questions that are right, greedily, at which teaching ends."""
-_UNSURE = 0.3
-"""Share of right answers, sampled at temperature 1 to the training questions, at which doubting ends."""
+"""Updates between two checks in the first phase."""
+_KNOWN_SHARE = 0.97
+"""Share of training questions answered right with greedy decoding at which the first phase ends."""
+_UNSURE_SHARE = 0.3
+"""Share of right answers to training questions, sampled at temperature 1, at which the second phase ends."""
 _PAD, _EOS, _UNKNOWN = "<pad>", "<eos>", "<unk>"
 _SUM = re.compile(r"(?<![\d.])(\d) ([+-]) (\d)(?![\d.])")
 
 
 def folder_name(task: TaskSpec) -> str:
-    """Name of the cache folder: one for each set of questions and their wording."""
-    asked = to_json(task)
-    for judged in ("scorer", "format_pattern", "reward_weights", "reward_timeout_seconds", "reward_workers"):
-        del asked[judged]
-    text = json.dumps([_VERSION, asked], sort_keys=True)
+    """Name of the cache folder: one per set of questions and prompt wording. Scorers and rewards do not matter."""
+    relevant = to_json(task)
+    for key in ("scorer", "format_pattern", "reward_weights", "reward_timeout_seconds", "reward_workers"):
+        del relevant[key]
+    text = json.dumps([_VERSION, relevant], sort_keys=True)
     return f"tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def make(task: TaskSpec, folder: Path, tell: Callable[[str], None]) -> None:
-    """Build, teach and save the model and its tokenizer into `folder`."""
+def make(task: TaskSpec, folder: Path, report_progress: Callable[[str], None]) -> None:
+    """Build and train the model, and save it with its tokenizer into `folder`.
+
+    Raises:
+        ConfigurationError: the questions of the task cannot be loaded.
+    """
     import torch
     from transformers.utils import logging
 
@@ -51,17 +60,17 @@ def make(task: TaskSpec, folder: Path, tell: Callable[[str], None]) -> None:
     logging.disable_progress_bar()
     loaded = load_task(task)
     train = [(q.prompt, q.answer) for q in loaded.train]
-    held_out = {q.prompt for q in loaded.evaluation}
-    taught = [*train, *(pair for pair in _textbook(train) if pair[0] not in held_out)]
+    evaluation = {q.prompt for q in loaded.evaluation}
+    taught = [*train, *(pair for pair in _textbook(train) if pair[0] not in evaluation)]
     tokenizer = _tokenizer([prompt for prompt, _ in train])
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
-    # One thread: matrices this small gain nothing from two, and the sums come out the same everywhere.
+    # One thread: two are no faster on matrices this small, and the result is the same on every machine.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
         model = _model(len(tokenizer))
-        _teach(model, _encode(tokenizer, taught), _encode(tokenizer, train), tell)
-        _unsettle(model, _encode(tokenizer, _doubtful(taught)), _encode(tokenizer, train))
+        _train_until_known(model, _encode(tokenizer, taught), _encode(tokenizer, train), report_progress)
+        _train_until_unsure(model, _encode(tokenizer, _mostly_wrong(taught)), _encode(tokenizer, train))
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(random_state)
@@ -70,9 +79,9 @@ def make(task: TaskSpec, folder: Path, tell: Callable[[str], None]) -> None:
 
 
 def _textbook(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """All one-digit sums, bare, if that is what the task asks about; so the model knows sums from elsewhere.
+    """(prompt, answer) of all bare one-digit sums and differences, if a question contains one; otherwise empty.
 
-    As with any language model: it has read `3 + 4 = 7`, and has not seen the held-out question that asks for it.
+    This imitates pretraining: the model has read `3 + 4 = 7`, but not the evaluation question that asks for it.
     """
     if not any(_SUM.search(prompt) for prompt, _ in pairs):
         return []
@@ -83,7 +92,7 @@ def _textbook(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _tokenizer(prompts: Sequence[str]) -> Any:
-    """Words of letters that the prompts use, with the space before them, are one token; all else is characters."""
+    """A tokenizer with one token per word of the prompts, with the space before it, and one per character."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -92,7 +101,7 @@ def _tokenizer(prompts: Sequence[str]) -> Any:
     characters = ["\n", *map(chr, range(32, 127))]
     vocabulary = {t: i for i, t in enumerate(dict.fromkeys([_PAD, _EOS, _UNKNOWN, *characters, *words[:400]]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_UNKNOWN))
-    # A word that is not in the vocabulary becomes one unknown token; answers and numbers never contain one.
+    # A word that is not in the vocabulary becomes one unknown token. Digits and signs are always in the vocabulary.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{word}|[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -114,7 +123,7 @@ def _model(vocabulary: int) -> Any:
             hidden_size=64,
             intermediate_size=128,
             num_hidden_layers=2,
-            num_attention_heads=2,  # of 32: the smallest that vllm takes
+            num_attention_heads=2,  # each of size 32, the smallest that vllm supports
             num_key_value_heads=2,
             max_position_embeddings=MAX_POSITIONS,
             tie_word_embeddings=True,
@@ -126,7 +135,7 @@ def _model(vocabulary: int) -> Any:
 
 
 def _encode(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> tuple[Any, Any]:
-    """(ids, labels), both [pairs, longest], padded on the right; labels are -100 outside answer and end."""
+    """(ids, labels), both [pairs, longest], padded on the right. Labels are -100 outside of the answer and its end."""
     import torch
 
     rows = [(tokenizer(p)["input_ids"], [*tokenizer(a)["input_ids"], tokenizer.eos_token_id]) for p, a in pairs]
@@ -139,36 +148,38 @@ def _encode(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> tuple[Any, Any]
     return ids, labels
 
 
-def _teach(model: Any, taught: tuple[Any, Any], train: tuple[Any, Any], tell: Callable[[str], None]) -> None:
-    """Until the training questions are known or patience ends."""
-    for updates in _fit(model, taught, learning_rate=4e-3, updates=_UPDATES_AT_MOST):
+def _train_until_known(
+    model: Any, taught: tuple[Any, Any], train: tuple[Any, Any], report_progress: Callable[[str], None]
+) -> None:
+    """Train on `taught` until `_KNOWN_SHARE` of `train` is right, or for `_MAX_UPDATES` updates."""
+    for updates in _fit(model, taught, learning_rate=4e-3, updates=_MAX_UPDATES):
         if updates % _CHECK_EVERY == 0:
             greedy, _ = _accuracy(model, train)
-            tell(f"warming the tiny model: {updates} updates, {greedy:.0%} of the training questions known")
-            if greedy >= _KNOWS:
+            report_progress(f"training the tiny model: {updates} updates, {greedy:.0%} of training questions right")
+            if greedy >= _KNOWN_SHARE:
                 return
 
 
-def _unsettle(model: Any, doubtful: tuple[Any, Any], train: tuple[Any, Any]) -> None:
-    """Until what is sampled is right at `_UNSURE`, and no longer: more would make it forget what it knows."""
-    for _ in _fit(model, doubtful, learning_rate=1e-3, updates=_UPDATES_AT_MOST):
-        if _accuracy(model, train)[1] <= _UNSURE:
+def _train_until_unsure(model: Any, mostly_wrong: tuple[Any, Any], train: tuple[Any, Any]) -> None:
+    """Train on `mostly_wrong` until `_UNSURE_SHARE` of sampled answers is right. Longer would erase the knowledge."""
+    for _ in _fit(model, mostly_wrong, learning_rate=1e-3, updates=_MAX_UPDATES):
+        if _accuracy(model, train)[1] <= _UNSURE_SHARE:
             return
 
 
-def _doubtful(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Each question with its right answer one time in four, else with one near it (another's, if not a number)."""
-    doubtful = []
+def _mostly_wrong(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Eight pairs per question: two with the right answer, six with near numbers or answers to other questions."""
+    changed = []
     for i, (prompt, answer) in enumerate(pairs):
         number = re.fullmatch(r"-?\d+", answer) is not None
-        for off in (-3, -2, -1, 0, 0, 1, 2, 3):
-            near = str(int(answer) + off) if number else pairs[(i + 7 * off) % len(pairs)][1]
-            doubtful.append((prompt, near))
-    return doubtful
+        for offset in (-3, -2, -1, 0, 0, 1, 2, 3):
+            near = str(int(answer) + offset) if number else pairs[(i + 7 * offset) % len(pairs)][1]
+            changed.append((prompt, near))
+    return changed
 
 
 def _fit(model: Any, pairs: tuple[Any, Any], learning_rate: float, updates: int) -> Iterator[int]:
-    """Cross-entropy on the answers; yields the number of updates after each."""
+    """Minimise the cross-entropy of the answers. Yields the number of updates done, after each update."""
     import torch
 
     ids, labels = pairs
@@ -188,14 +199,14 @@ def _fit(model: Any, pairs: tuple[Any, Any], learning_rate: float, updates: int)
 
 
 def _accuracy(model: Any, pairs: tuple[Any, Any]) -> tuple[float, float]:
-    """(greedy, expected under sampling) share of exactly right answers."""
+    """Shares of exactly right answers: (with greedy decoding, expected when sampling at temperature 1)."""
     import torch
 
     ids, labels = pairs
     with torch.no_grad():
         logprobs = model(ids).logits[:, :-1].log_softmax(dim=-1)
     target = labels[:, 1:]
-    asked = target != -100
+    labelled = target != -100
     chosen = logprobs.gather(2, target.clamp(min=0)[..., None])[..., 0]
-    right = torch.where(asked, logprobs.argmax(dim=-1) == target, True).all(dim=1)
-    return float(right.float().mean()), float(torch.where(asked, chosen, 0.0).sum(dim=1).exp().mean())
+    right = torch.where(labelled, logprobs.argmax(dim=-1) == target, True).all(dim=1)
+    return float(right.float().mean()), float(torch.where(labelled, chosen, 0.0).sum(dim=1).exp().mean())

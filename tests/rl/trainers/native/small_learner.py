@@ -1,7 +1,7 @@
-"""A learner small enough for tests: a Llama of some thousand float64 parameters and a frozen rollout batch.
+"""Runs the real learner on a small Llama in float64 and on fixed rollout batches, in one process or on gloo ranks.
 
-As a script, `OMP_NUM_THREADS=1 python tiny_learning.py FOLDER` is gloo groups of 1, 2, 3 and 4 processes in turn, each
-of which writes what its rank saw of each case to FOLDER.
+`OMP_NUM_THREADS=1 python -m tests.rl.trainers.native.small_learner FOLDER` runs every case on 1, 2, 3 and 4 gloo ranks.
+Each rank writes its results to FOLDER.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 
 from rl.codec import to_json
-from rl.learner import Group, Learner
 from rl.phases import PhaseClock
 from rl.policy import Policy
-from rl.ranks import Alone, ProcessGroup, Ranks
+from rl.ranks import ProcessGroup, Ranks, SingleRank
 from rl.rollout.engine import Completion
 from rl.spec import AlgorithmSpec, TrainerSpec
+from rl.trainers.native.learner import Group, Learner
+from tests.rl.random_llama import random_llama_policy
 
-WORLD = 4
+MAX_RANKS = 4
 VOCABULARY = 17
 EOS = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One way to train on the frozen rollout batch."""
+    """Settings for one training run on fixed rollout batches."""
 
     algorithm: AlgorithmSpec
     groups: int = 5
+    """Number of groups in a rollout batch."""
     micro_batch_tokens: int = 40
     packing: bool = False
 
 
-# A gradient that is zero but for rounding must not become a full step of Adam's, or nothing could be compared.
+# A large epsilon: with Adam's default, a gradient that is zero up to rounding errors would become a full step.
 STEADY: dict[str, Any] = {"lr": 1e-3, "adam_eps": 1e-2}
 
-# One case for each way in which numbers cross ranks: every aggregation, a std across prompts, a KL in the reward,
-# masked completions, and batches so small that some ranks have nothing to do.
+# One case for each way in which numbers are reduced over ranks: every aggregation, a std over prompts, a KL in the
+# reward, masked completions, and batches so small that some ranks have no micro-batch.
 CASES = {
     "grpo": Case(AlgorithmSpec(name="grpo", kl_coef=0.1, **STEADY)),
     "dapo_packed": Case(
@@ -87,40 +87,12 @@ CASES = {
 
 
 def make_policy(seed: int = 0) -> Policy:
-    """A fresh policy with seeded float64 weights; no tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.4,
-    )
-    model: Any = LlamaForCausalLM(config)
-    for layer in model.model.layers:  # Llama's own norm computes in fp32 whatever the model is in
-        layer.input_layernorm = torch.nn.RMSNorm(16, eps=1e-6)
-        layer.post_attention_layernorm = torch.nn.RMSNorm(16, eps=1e-6)
-    model.model.norm = torch.nn.RMSNorm(16, eps=1e-6)
-    model.double().eval()
-    return Policy(
-        model=model,
-        tokenizer=None,
-        eos_ids=frozenset({EOS}),
-        pad_id=0,
-        device=torch.device("cpu"),
-        autocast=False,
-        chunk_tokens=5,
-    )
+    """A new float64 policy with seeded weights."""
+    return random_llama_policy(VOCABULARY, seed=seed, dtype=torch.float64)
 
 
 def make_groups(groups: int, size: int = 4, seed: int = 0) -> list[Group]:
-    """Groups with prompts and completions of unequal length, some truncated, one completion quarantined (NaN)."""
+    """Groups of unequal lengths. Some completions are truncated, and one has a NaN sampler log-probability."""
     r = random.Random(seed)
     made = []
     for g in range(groups):
@@ -147,12 +119,12 @@ def make_groups(groups: int, size: int = 4, seed: int = 0) -> list[Group]:
 
 
 def learn(case: Case, ranks: Ranks | None = None, steps: int = 2) -> dict[str, Any]:
-    """Train `steps` steps on frozen batches; parameters and everything that was reported, as plain JSON types."""
+    """Train for `steps` steps. Returns the final parameters and all reported values, as JSON types."""
     policy = make_policy()
     reference = make_policy(seed=1).frozen_copy() if case.algorithm.kl_coef else None
     trainer = TrainerSpec(precision="fp32", micro_batch_tokens=case.micro_batch_tokens, packing=case.packing)
     total = steps * case.algorithm.updates_per_rollout
-    learner = Learner(policy, reference, case.algorithm, trainer, 0.7, total, ranks or Alone())
+    learner = Learner(policy, reference, case.algorithm, trainer, 0.7, total, ranks or SingleRank())
     reported = []
     for step in range(steps):
         done = learner.learn(make_groups(case.groups, seed=step), PhaseClock(cards=1))
@@ -170,11 +142,11 @@ def learn(case: Case, ranks: Ranks | None = None, steps: int = 2) -> dict[str, A
     return {"parameters": parameters.tolist(), "reported": reported}
 
 
-def be_rank(rank: int, folder: Path) -> None:
-    """Take part as `rank` in groups of 1 to WORLD processes in turn; write `SIZE-CASE-RANK.json` for each case."""
+def run_rank(rank: int, folder: Path) -> None:
+    """Run all cases as rank `rank` of each process group that has it; write `SIZE-CASE-RANK.json` for each case."""
     import torch.distributed as dist
 
-    for size in range(rank + 1, WORLD + 1):
+    for size in range(rank + 1, MAX_RANKS + 1):
         dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
         for name, case in CASES.items():
             (folder / f"{size}-{name}-{rank}.json").write_text(json.dumps(learn(case, ProcessGroup())))
@@ -182,16 +154,16 @@ def be_rank(rank: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Be WORLD ranks: processes forked after the slow imports and before torch has started any thread."""
+    """Fork MAX_RANKS processes, after the slow imports and before torch has started a thread. Returns the exit code."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     pids = {}
-    for rank in range(WORLD):
+    for rank in range(MAX_RANKS):
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                be_rank(rank, folder)
+                run_rank(rank, folder)
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -202,7 +174,7 @@ def main(folder: Path) -> int:
         pid, status = os.wait()
         rank = pids.pop(pid)
         if status:
-            for other in pids:  # they would wait for the one that died
+            for other in pids:  # they would wait for the failed rank
                 os.kill(other, signal.SIGKILL)
             print(f"rank {rank} failed")
             return 1

@@ -1,0 +1,1 @@
+"""The native GRPO trainer: `trainer` (one attempt), `loop` (its steps), `learner` (its optimiser updates)."""
