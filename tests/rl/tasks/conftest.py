@@ -12,7 +12,7 @@ from rl.spec import TaskSpec
 
 @pytest.fixture
 def task_file(tmp_path: Path) -> Callable[..., TaskSpec]:
-    """A task whose JSONL file has the given rows."""
+    """Returns a function that makes a task from the rows of its JSONL file."""
 
     def make(rows: list[dict[str, Any]], **settings: Any) -> TaskSpec:
         path = tmp_path / "task.jsonl"
@@ -24,7 +24,7 @@ def task_file(tmp_path: Path) -> Callable[..., TaskSpec]:
 
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Write a user's module and make it importable, also for worker processes; gives its name."""
+    """Returns a function that writes a module, makes it importable here and in reward workers, and returns its name."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(source: str) -> str:

@@ -1,4 +1,4 @@
-"""Accuracy with intervals by question, unbiased pass@k, and paired differences."""
+"""Accuracy with intervals clustered by question, unbiased pass@k, and paired differences."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ evaluations = st.lists(counted, min_size=1, max_size=40).map(lambda c: results(*
 # -- avg@k ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_question_counts_the_same_however_often_it_was_sampled() -> None:
+def test_every_question_has_the_same_weight_whatever_its_number_of_samples() -> None:
     assert average_at_k(results((1, 1), (0, 9))).value == 0.5
 
 
-def test_the_interval_is_that_worked_out_by_hand() -> None:
+def test_interval_has_the_value_computed_by_hand() -> None:
     # p_i = 1, 1, 1/2, 0: p = 5/8, s = sd / sqrt(4) = 0.4787 / 2, n = p(1-p)/s^2 = 4.0909, t(3 df) = 3.18245.
     got = average_at_k(results((2, 2), (2, 2), (1, 2), (0, 2)))
     p, t = 0.625, 3.182446305
@@ -41,7 +41,7 @@ def test_the_interval_is_that_worked_out_by_hand() -> None:
     assert got.high == pytest.approx((centre + half) / (1 + t * t / n), rel=1e-8)
 
 
-def test_samples_of_one_question_are_not_taken_for_independent() -> None:
+def test_equal_samples_of_a_question_do_not_narrow_the_interval() -> None:
     once = average_at_k(results(*[(1, 1)] * 32, *[(0, 1)] * 32))
     alike = average_at_k(results(*[(8, 8)] * 32, *[(0, 8)] * 32))
     assert (alike.low, alike.high) == (once.low, once.high)
@@ -58,7 +58,7 @@ def test_samples_of_one_question_are_not_taken_for_independent() -> None:
         ([(0, 1)], 0.0, 0.7935),
     ],
 )
-def test_all_right_all_wrong_and_a_single_question_still_leave_room_for_doubt(
+def test_interval_has_a_width_if_all_are_right_all_wrong_or_there_is_one_question(
     counts: list[tuple[int, int]], low: float, high: float
 ) -> None:
     got = average_at_k(results(*counts))
@@ -66,14 +66,14 @@ def test_all_right_all_wrong_and_a_single_question_still_leave_room_for_doubt(
     assert got.high == pytest.approx(high, abs=1e-4)
 
 
-def test_questions_without_spread_between_the_ends_get_the_interval_of_one_sample_each() -> None:
+def test_questions_with_equal_shares_get_the_interval_of_one_sample_per_question() -> None:
     got = average_at_k(results(*[(2, 4)] * 16))
     assert got.value == 0.5
     assert got.high - got.low == pytest.approx(2 * 2.1314 * math.sqrt(0.25 / 16 / (1 + 2.1314**2 / 16)), rel=1e-3)
 
 
 @given(evaluation=evaluations)
-def test_an_interval_holds_its_value_and_stays_inside_zero_and_one(evaluation: list[QuestionResult]) -> None:
+def test_interval_contains_its_value_and_lies_in_zero_to_one(evaluation: list[QuestionResult]) -> None:
     got = average_at_k(evaluation)
     assert 0.0 <= got.low <= got.value <= got.high <= 1.0
     assert got.high - got.low > 0.0
@@ -81,7 +81,7 @@ def test_an_interval_holds_its_value_and_stays_inside_zero_and_one(evaluation: l
 
 
 @given(evaluation=evaluations, seed=st.integers(0, 1000))
-def test_the_order_of_the_questions_does_not_matter(evaluation: list[QuestionResult], seed: int) -> None:
+def test_order_of_the_questions_does_not_matter(evaluation: list[QuestionResult], seed: int) -> None:
     shuffled = random.Random(seed).sample(evaluation, len(evaluation))
     one, other = average_at_k(evaluation), average_at_k(shuffled)
     assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), rel=1e-12)
@@ -95,7 +95,9 @@ def test_swapping_right_and_wrong_mirrors_the_interval(evaluation: list[Question
 
 
 @pytest.mark.parametrize(("questions", "samples", "accuracy"), [(64, 1, 0.5), (64, 4, 0.1), (64, 4, 0.9), (24, 8, 0.5)])
-def test_the_interval_covers_the_truth_about_as_often_as_it_says(questions: int, samples: int, accuracy: float) -> None:
+def test_interval_covers_the_true_accuracy_about_as_often_as_its_confidence(
+    questions: int, samples: int, accuracy: float
+) -> None:
     rng = random.Random(0)
     covered = 0
     for _ in range(600):
@@ -145,7 +147,7 @@ def test_pass_at_one_is_the_accuracy() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 5])
-def test_pass_at_more_than_was_sampled_is_refused(k: int) -> None:
+def test_k_outside_of_the_number_of_samples_is_refused(k: int) -> None:
     with pytest.raises(ValueError, match=rf"pass@{k} needs k from 1 to .* which is 4"):
         pass_at_k(results((1, 4), (1, 8)), k)
 
@@ -153,7 +155,7 @@ def test_pass_at_more_than_was_sampled_is_refused(k: int) -> None:
 # -- paired -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_paired_difference_is_that_worked_out_by_hand() -> None:
+def test_paired_difference_has_the_value_computed_by_hand() -> None:
     # d = 1, 0, 1/2, 1/2: mean 1/2, sd 0.40825, s 0.20412, t(3 df) 3.18245.
     got = paired_difference(results((0, 2), (1, 2), (0, 2), (1, 2)), results((2, 2), (1, 2), (1, 2), (2, 2)))
     assert got.value == 0.5
@@ -161,7 +163,7 @@ def test_a_paired_difference_is_that_worked_out_by_hand() -> None:
     assert got.high == 1.0
 
 
-def test_pairing_sees_a_small_gain_that_the_two_intervals_cannot_tell_apart() -> None:
+def test_paired_difference_resolves_a_gain_where_the_two_intervals_overlap() -> None:
     before = results(*[(8, 8)] * 40, *[(0, 8)] * 30, *[(2, 8)] * 30)
     after = results(*[(8, 8)] * 40, *[(0, 8)] * 30, *[(4, 8)] * 30)
     one, other = average_at_k(before), average_at_k(after)
@@ -169,38 +171,40 @@ def test_pairing_sees_a_small_gain_that_the_two_intervals_cannot_tell_apart() ->
     assert paired_difference(before, after).low > 0.0
 
 
-def test_questions_are_paired_by_id_and_not_by_place() -> None:
+def test_questions_are_paired_by_id_not_by_position() -> None:
     before = results((0, 1), (1, 1), (1, 1))
     assert paired_difference(before, before[::-1]).value == 0.0
 
 
-def test_no_difference_anywhere_still_leaves_room_for_one() -> None:
+def test_interval_has_a_width_if_no_question_differs() -> None:
     same = results(*[(1, 1)] * 40, *[(0, 1)] * 24)
     got = paired_difference(same, same)
     assert got.value == 0.0
     assert got.high == -got.low == pytest.approx(0.0587, abs=1e-4)
 
 
-def test_the_same_gain_everywhere_still_leaves_room_for_less() -> None:
+def test_interval_has_a_width_if_all_questions_gain_equally() -> None:
     got = paired_difference(results(*[(0, 1)] * 64), results(*[(1, 1)] * 64))
     assert (got.value, got.high) == (1.0, 1.0)
     assert got.low == pytest.approx(1 - 2 * 0.0587, abs=2e-4)
 
 
 @given(pairs=st.lists(st.tuples(counted, counted), min_size=1, max_size=30))
-def test_turning_a_pair_around_turns_the_interval_around(pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+def test_swapping_the_two_evaluations_negates_the_interval(
+    pairs: list[tuple[tuple[int, int], tuple[int, int]]],
+) -> None:
     before, after = results(*[a for a, _ in pairs]), results(*[b for _, b in pairs])
     forth, back = paired_difference(before, after), paired_difference(after, before)
     assert (forth.low, forth.high) == pytest.approx((-back.high, -back.low), abs=1e-12)
     assert -1.0 <= forth.low <= forth.value <= forth.high <= 1.0
 
 
-def test_different_questions_cannot_be_paired() -> None:
+def test_evaluations_with_different_questions_are_refused() -> None:
     with pytest.raises(ValueError, match="1 are only in the first evaluation, 0 only in the second, 1 in both"):
         paired_difference(results((0, 1), (1, 1)), results((0, 1)))
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- invalid results --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,7 @@ def test_different_questions_cannot_be_paired() -> None:
         (results((1, 1)) * 2, "more than once"),
     ],
 )
-def test_counts_that_cannot_be_are_refused(bad: list[QuestionResult], message: str) -> None:
+def test_impossible_counts_are_refused(bad: list[QuestionResult], message: str) -> None:
     for statistic in (average_at_k, lambda r: pass_at_k(r, 1), lambda r: paired_difference(r, r)):
         with pytest.raises(ValueError, match=message):
             statistic(bad)

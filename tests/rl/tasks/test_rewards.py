@@ -1,4 +1,4 @@
-"""Rewards: raw, weighted, apart from accuracy; and what is done about scorers that throw, hang or die."""
+"""Raw rewards, their weighted sum and accuracy; scorers that raise, hang or die; scorers that are refused."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def task(**settings: Any) -> TaskSpec:
 
 
 def workers() -> set[int]:
-    """Process ids of the reward workers that this process has."""
+    """Process ids of the reward workers of this process."""
     return {p.pid for p in psutil.Process().children(recursive=True) if "rl.tasks.worker" in " ".join(p.cmdline())}
 
 
-# -- what is computed -------------------------------------------------------------------------------------------------
+# -- scores -----------------------------------------------------------------------------------------------------------
 
 
-def test_accuracy_is_raw_correctness_and_reward_the_weighted_sum() -> None:
+def test_accuracy_is_raw_correctness_and_reward_is_the_weighted_sum() -> None:
     spec = task(format_pattern=r"\d$", reward_weights={"correct": 2.0, "format": 0.25})
     with Scorer(spec) as scorer:
         scores = scorer.score(["it is 4", "4, I think", "5"], ["4", "4", "4"])
@@ -68,13 +68,13 @@ def test_accuracy_is_raw_correctness_and_reward_the_weighted_sum() -> None:
     assert scores.errors == (None, None, None)
 
 
-def test_weights_change_the_reward_and_not_the_accuracy() -> None:
+def test_weights_do_not_change_the_accuracy() -> None:
     with Scorer(task(reward_weights={"correct": 0.0})) as scorer:
         scores = scorer.score(["4"], ["4"])
     assert (scores.reward, scores.acc, scores.raw["correct"]) == ((0.0,), (1.0,), (1.0,))
 
 
-def test_every_reward_of_a_users_scorer_is_kept_raw_by_name(user_module: Callable[[str], str]) -> None:
+def test_all_raw_rewards_of_a_user_scorer_are_returned_by_name(user_module: Callable[[str], str]) -> None:
     name = user_module(USER)
     with Scorer(task(reward_weights={"correct": 1.0, "short": -0.5}), f"{name}:several") as scorer:
         scores = scorer.score(["a", "bcd"], ["a", "a"])
@@ -82,19 +82,19 @@ def test_every_reward_of_a_users_scorer_is_kept_raw_by_name(user_module: Callabl
     assert scores.reward == (0.75, -0.125)
 
 
-def test_partial_credit_counts_in_the_reward_and_not_in_the_accuracy(user_module: Callable[[str], str]) -> None:
+def test_partial_credit_counts_in_the_reward_only(user_module: Callable[[str], str]) -> None:
     with Scorer(task(), f"{user_module(USER)}:score") as scorer:
         scores = scorer.score(["half"], ["x"])
     assert (scores.reward, scores.acc, scores.raw["correct"]) == ((0.5,), (0.0,), (0.5,))
 
 
-def test_math_verify_scores_in_a_worker() -> None:
+def test_math_verify_runs_in_a_worker() -> None:
     with Scorer(task(scorer="math_verify")) as scorer:
         assert scorer.score(["\\boxed{1/2}", "\\boxed{1/3}"], ["0.5", "0.5"]).acc == (1.0, 0.0)
         assert len(workers()) == 1
 
 
-def test_scores_come_in_the_order_of_the_completions_however_many_workers_there_are() -> None:
+def test_scores_are_in_the_order_of_the_completions_with_any_number_of_workers() -> None:
     completions = [str(i) for i in range(200)]
     with Scorer(task(format_pattern="^1", reward_workers=3)) as scorer:
         scores = scorer.score(completions, [str(i - i % 2) for i in range(200)])
@@ -103,19 +103,19 @@ def test_scores_come_in_the_order_of_the_completions_however_many_workers_there_
     assert scores.raw["format"] == tuple(float(c.startswith("1")) for c in completions)
 
 
-def test_an_empty_batch_has_empty_scores() -> None:
+def test_empty_batch_has_empty_scores() -> None:
     with Scorer(task(format_pattern="x")) as scorer:
         scores = scorer.score([], [])
     assert (scores.reward, scores.acc, scores.errors) == ((), (), ())
 
 
-def test_any_text_reaches_the_scorer_as_it_is(user_module: Callable[[str], str]) -> None:
+def test_any_text_reaches_the_scorer_unchanged(user_module: Callable[[str], str]) -> None:
     texts = ["", "\n", "a\nb", "\x00", "\ud800", "\U0001f600", '"}', "x" * 200_000]
     with Scorer(task(), f"{user_module(USER)}:score") as scorer:
         assert scorer.score(texts, texts).acc == (1.0,) * len(texts)
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- failing scorers --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_any_text_reaches_the_scorer_as_it_is(user_module: Callable[[str], str])
         ("none", "TypeError"),
     ],
 )
-def test_a_scorer_that_throws_or_gives_no_number_counts_as_wrong_and_is_not_dropped(
+def test_completion_whose_scorer_raises_or_returns_no_valid_number_counts_as_wrong(
     user_module: Callable[[str], str], completion: str, reason: str
 ) -> None:
     with Scorer(task(), f"{user_module(USER)}:score") as scorer:
@@ -141,7 +141,7 @@ def test_a_scorer_that_throws_or_gives_no_number_counts_as_wrong_and_is_not_drop
     assert scores.restarts == ()
 
 
-def test_why_a_scorer_fails_is_told_once_with_the_completion(
+def test_each_error_of_a_scorer_is_logged_once_with_the_completion(
     user_module: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with Scorer(task(), f"{user_module(USER)}:score") as scorer:
@@ -152,7 +152,7 @@ def test_why_a_scorer_fails_is_told_once_with_the_completion(
 
 
 @pytest.mark.parametrize("completion", ["die", "segfault"])
-def test_a_worker_that_dies_is_replaced_and_only_its_completion_fails(
+def test_worker_that_dies_is_replaced_and_only_its_completion_fails(
     user_module: Callable[[str], str], completion: str
 ) -> None:
     with Scorer(task(), f"{user_module(USER)}:score") as scorer:
@@ -164,7 +164,7 @@ def test_a_worker_that_dies_is_replaced_and_only_its_completion_fails(
     assert (again.acc, again.restarts) == ((1.0,), ())
 
 
-def test_a_worker_that_somebody_else_waited_for_is_replaced_too(user_module: Callable[[str], str]) -> None:
+def test_worker_whose_exit_status_was_taken_elsewhere_is_replaced(user_module: Callable[[str], str]) -> None:
     with Scorer(task(), f"{user_module(USER)}:score") as scorer:
         scorer.score(["a"], ["a"])
         (pid,) = workers()
@@ -176,14 +176,14 @@ def test_a_worker_that_somebody_else_waited_for_is_replaced_too(user_module: Cal
 
 
 @pytest.mark.parametrize("completion", ["sleep", "regex", "child"])
-def test_a_scorer_over_its_deadline_is_ended_with_its_children_and_counts_as_wrong(
+def test_scorer_that_exceeds_its_deadline_is_ended_with_its_children_and_counts_as_wrong(
     user_module: Callable[[str], str], completion: str
 ) -> None:
     before = set(psutil.Process().children(recursive=True))
     with Scorer(task(reward_timeout_seconds=2.0), f"{user_module(USER)}:score") as scorer:
         scores = scorer.score([completion, "a"], ["a", "a"])
-        (left,) = workers()
-        assert psutil.Process(left).children() == []
+        (new_worker,) = workers()
+        assert psutil.Process(new_worker).children() == []
     assert scores.acc == (0.0, 1.0)
     assert scores.errors == ("no answer within 2 s", None)
     assert [r.reason for r in scores.restarts] == ["no answer within 2 s"]
@@ -191,14 +191,14 @@ def test_a_scorer_over_its_deadline_is_ended_with_its_children_and_counts_as_wro
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "613.25"]]
 
 
-def test_a_format_pattern_that_takes_exponential_time_is_ended_at_the_deadline() -> None:
+def test_format_pattern_with_exponential_time_is_ended_at_the_deadline() -> None:
     with Scorer(task(format_pattern=r"^(\w+\s?)+$", reward_timeout_seconds=2.0)) as scorer:
         scores = scorer.score(["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa! 4", "b 4"], ["4", "4"])
     assert scores.acc == (0.0, 1.0)
     assert scores.errors == ("no answer within 2 s", None)
 
 
-def test_a_worker_that_died_idle_costs_no_completion_its_score(user_module: Callable[[str], str]) -> None:
+def test_worker_that_died_while_idle_is_replaced_without_a_wrong_score(user_module: Callable[[str], str]) -> None:
     with Scorer(task(), f"{user_module(USER)}:score") as scorer:
         scorer.score(["a"], ["a"])
         (pid,) = workers()
@@ -209,7 +209,7 @@ def test_a_worker_that_died_idle_costs_no_completion_its_score(user_module: Call
     assert [r.reason for r in scores.restarts] == ["the worker ended with signal 9"]
 
 
-def test_the_users_code_never_runs_in_this_process(user_module: Callable[[str], str]) -> None:
+def test_user_code_never_runs_in_this_process(user_module: Callable[[str], str]) -> None:
     name = user_module(USER)
     with Scorer(task(reward_weights={"correct": 1.0, "pid": 0.0}), f"{name}:pid") as scorer:
         (seen,) = scorer.score(["a"], ["a"]).raw["pid"]
@@ -217,12 +217,12 @@ def test_the_users_code_never_runs_in_this_process(user_module: Callable[[str], 
     assert name not in sys.modules
 
 
-def test_the_users_code_reads_nothing_from_our_pipe(user_module: Callable[[str], str]) -> None:
+def test_user_code_that_reads_standard_input_gets_nothing(user_module: Callable[[str], str]) -> None:
     with Scorer(task(), f"{user_module(USER)}:score") as scorer:
         assert scorer.score(["read", "a"], ["x", "a"]).acc == (1.0, 1.0)
 
 
-def test_no_process_is_left_behind_whether_the_block_ends_well_or_not(user_module: Callable[[str], str]) -> None:
+def test_workers_are_ended_when_the_with_block_raises(user_module: Callable[[str], str]) -> None:
     def use(scorer: Scorer) -> None:
         with scorer:
             scorer.score(["a", "b"], ["a", "a"])
@@ -236,15 +236,13 @@ def test_no_process_is_left_behind_whether_the_block_ends_well_or_not(user_modul
     scorer.close()
 
 
-def test_our_own_cheap_scorers_start_no_process() -> None:
+def test_built_in_scorers_start_no_process() -> None:
     with Scorer(task()) as scorer:
         scorer.score(["4"], ["4"])
         assert workers() == set()
 
 
-def test_a_worker_busy_for_ever_ends_itself_when_its_parent_was_killed(
-    user_module: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_busy_worker_ends_itself_after_its_parent_was_killed(user_module: Callable[[str], str], tmp_path: Path) -> None:
     name = user_module(USER)
     parent = subprocess.Popen(
         [sys.executable, "-c", _ORPHAN.format(name=name)],
@@ -257,7 +255,7 @@ def test_a_worker_busy_for_ever_ends_itself_when_its_parent_was_killed(
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    worker.wait(timeout=60)  # the regular expression holds the interpreter's lock: only a thread of C can end it
+    worker.wait(timeout=60)  # the regular expression holds the GIL, so only a C thread can end the process
 
 
 _ORPHAN = textwrap.dedent("""
@@ -271,7 +269,7 @@ _ORPHAN = textwrap.dedent("""
 """)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- invalid settings -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -282,15 +280,16 @@ _ORPHAN = textwrap.dedent("""
             {"reward_weights": {"correct": 1.0, "corect": 1.0}},
             "there is no reward 'corect'; there are: correct, format",
         ),
-        ({"format_pattern": "(", "reward_weights": {"correct": 1.0, "format": 0.1}}, r"'\(' is no regular expression"),
+        (
+            {"format_pattern": "(", "reward_weights": {"correct": 1.0, "format": 0.1}},
+            r"'\(' is not a valid regular expression",
+        ),
         ({"format_pattern": "x", "reward_weights": {"correct": 1.0}}, "has no weight for 'format'"),
         ({"reward_timeout_seconds": 0.0}, "reward_timeout_seconds=0.0 should be above 0"),
         ({"reward_workers": 0}, "reward_workers=0 at least 1"),
     ],
 )
-def test_rewards_that_cannot_be_computed_are_refused_before_anything_runs(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_invalid_settings_are_refused_before_anything_runs(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Scorer(task(**settings))
 
@@ -302,7 +301,7 @@ def test_rewards_without_weight_and_weights_without_reward_are_refused(
     name = user_module(USER)
     with (
         Scorer(task(reward_weights=weights), f"{name}:several") as scorer,
-        pytest.raises(ConfigurationError, match=r"gives the rewards correct, short and task.reward_weights has"),
+        pytest.raises(ConfigurationError, match=r"returns the rewards correct, short, but task.reward_weights has"),
     ):
         scorer.score(["a"], ["a"])
 
@@ -314,7 +313,7 @@ def test_rewards_without_weight_and_weights_without_reward_are_refused(
         ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
-def test_a_scorer_that_cannot_be_imported_is_refused_with_the_reason(
+def test_scorer_that_cannot_be_imported_is_refused_with_the_reason(
     user_module: Callable[[str], str], scorer_name: str, reason: str
 ) -> None:
     scorer = Scorer(task(), scorer_name.format(name=user_module(USER)))

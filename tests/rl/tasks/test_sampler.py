@@ -1,4 +1,4 @@
-"""The order in which training questions are asked: distinct, complete, seeded, and resumable from a small state."""
+"""Draws of training questions are distinct, complete and seeded, and continue from a small state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ counts = st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(
 
 
 @given(counts=counts, seed=st.integers(0, 2**32), draws=st.integers(1, 30))
-def test_a_draw_never_has_a_question_twice_and_all_questions_come_equally_often(
+def test_draw_contains_no_question_twice_and_all_questions_are_drawn_equally_often(
     counts: tuple[int, int], seed: int, draws: int
 ) -> None:
     total, per_step = counts
@@ -35,13 +35,13 @@ def test_a_draw_never_has_a_question_twice_and_all_questions_come_equally_often(
         assert len(drawn) == per_step == len(set(drawn))
         for i in drawn:
             seen[i] += 1
-    # A question put off at the end of an epoch is one draw late, never more than one epoch behind.
+    # A question that is deferred at the end of an epoch is one draw late, and less than one epoch late.
     assert max(seen.values()) - min(seen.values()) <= 2
     assert sum(seen.values()) == draws * per_step
 
 
 @given(total=st.integers(1, 6), factor=st.integers(1, 4), seed=st.integers(0, 2**32))
-def test_an_epoch_of_whole_draws_holds_every_question_once(total: int, factor: int, seed: int) -> None:
+def test_epoch_of_whole_draws_contains_every_question_once(total: int, factor: int, seed: int) -> None:
     sampler = PromptSampler(questions(total * factor), total, seed)
     for _ in range(3):
         epoch = [i for _ in range(factor) for i in ids(sampler.draw())]
@@ -54,7 +54,7 @@ def test_an_epoch_of_whole_draws_holds_every_question_once(total: int, factor: i
     before=st.lists(st.integers(0, 12), max_size=12),
     after=st.lists(st.integers(0, 12), min_size=1, max_size=12),
 )
-def test_resumed_from_its_state_it_draws_exactly_what_the_uninterrupted_one_draws(
+def test_sampler_continues_exactly_from_its_state(
     counts: tuple[int, int], seed: int, before: list[int], after: list[int]
 ) -> None:
     total, per_step = counts
@@ -69,7 +69,7 @@ def test_resumed_from_its_state_it_draws_exactly_what_the_uninterrupted_one_draw
     assert resumed.state_dict() == whole.state_dict()
 
 
-def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
+def test_every_epoch_and_every_seed_has_its_own_order() -> None:
     first, other = PromptSampler(questions(30), 30, seed=0), PromptSampler(questions(30), 30, seed=1)
     one, two = ids(first.draw()), ids(first.draw())
     assert one != two
@@ -77,14 +77,14 @@ def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
     assert first.epoch == 1
 
 
-def test_the_state_stays_small_however_many_questions_there_are() -> None:
+def test_state_is_small_for_many_questions() -> None:
     sampler = PromptSampler(questions(5000), 64, seed=0)
     for _ in range(100):
         sampler.draw()
     assert len(json.dumps(sampler.state_dict())) < 5000
 
 
-def test_more_prompts_than_questions_are_refused_with_the_numbers() -> None:
+def test_more_prompts_than_questions_are_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigurationError, match="prompts_per_step=9, and the task has 8 distinct training questions"):
         PromptSampler(questions(8), 9, seed=0)
     with pytest.raises(ConfigurationError, match="prompts_per_step=0"):
@@ -94,7 +94,7 @@ def test_more_prompts_than_questions_are_refused_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(("count", "seed"), [(9, 0), (8, 1)])
-def test_a_position_in_other_data_or_of_another_seed_is_refused(count: int, seed: int) -> None:
+def test_state_of_other_questions_or_another_seed_is_refused(count: int, seed: int) -> None:
     state = PromptSampler(questions(8), 2, seed=0).state_dict()
     with pytest.raises(ConfigurationError, match="belongs to other training questions or another seed"):
         PromptSampler(questions(count), 2, seed).load_state_dict(state)

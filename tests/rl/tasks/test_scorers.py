@@ -1,4 +1,4 @@
-"""What counts as right."""
+"""Which completions the scorers accept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rl.tasks.scorers import exact, last_number, math_verify, number, parse_numb
         ("\u0661\u0662", None),
     ],
 )
-def test_the_last_number_of_a_text(text: str, found: str | None) -> None:
+def test_last_number_of_a_text(text: str, found: str | None) -> None:
     assert last_number(text) == (None if found is None else Decimal(found))
 
 
@@ -57,26 +57,26 @@ def test_number_compares_the_last_number_exactly(completion: str, answer: str, r
 
 
 @given(value=st.decimals(allow_nan=False, allow_infinity=False, places=3), before=st.text(alphabet="abc =:.\n"))
-def test_a_number_written_out_is_found_again(value: Decimal, before: str) -> None:
+def test_number_is_found_after_other_text(value: Decimal, before: str) -> None:
     assert last_number(f"{before} {value:f}") == value
     assert parse_number(f"{value:,f}") == value
 
 
 @given(text=st.text(alphabet="0123456789,.-+ a\u2212", max_size=40))
-def test_no_text_makes_the_number_scorer_fail(text: str) -> None:
+def test_number_scorer_accepts_any_text(text: str) -> None:
     assert number(text, "5") in (0.0, 1.0)
     if (whole := parse_number(text)) is not None:
         assert last_number(text) == whole
 
 
 @pytest.mark.parametrize("text", ["1" * 100_000, "1," * 50_000, "111," * 25_000 + "1111", "1." * 50_000, "-" * 100_000])
-def test_a_long_text_is_searched_in_linear_time(text: str) -> None:
-    # Quadratic time would run into the suite's timeout: 10**10 operations each.
+def test_long_text_is_searched_in_linear_time(text: str) -> None:
+    # Quadratic time, 10**10 operations per search, would exceed the timeout of the test suite.
     for _ in range(5):
         last_number(text)
 
 
-def test_exact_ignores_only_white_space_around() -> None:
+def test_exact_ignores_surrounding_white_space_only() -> None:
     assert exact(" B\n", "B") == 1.0
     assert exact("b", "B") == 0.0
     assert exact("B.", "B") == 0.0
@@ -94,5 +94,5 @@ def test_exact_ignores_only_white_space_around() -> None:
         ("\\boxed{\\frac{}", "42", False),
     ],
 )
-def test_math_verify_takes_equivalent_forms(completion: str, answer: str, right: bool) -> None:
+def test_math_verify_accepts_equivalent_forms(completion: str, answer: str, right: bool) -> None:
     assert math_verify(completion, answer) == float(right)

@@ -1,4 +1,4 @@
-"""Questions from generators, files, hub data sets and a user's module; and what is said when they are not good."""
+"""Questions from generators, files, hub data sets and a user's module, and the error messages for invalid sources."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rl.tasks import load_task
 from rl.tasks.sources import hub_rows, read_rows
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
-needs_gsm8k = pytest.mark.skipif(not GSM8K.exists(), reason="no copy of GSM8K beside the project")
+needs_gsm8k = pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not in ../shared/data")
 MakeTask = Callable[..., TaskSpec]
 
 
 # -- reasoning-gym ----------------------------------------------------------------------------------------------------
 
 
-def test_products_of_two_digits_have_100_questions_with_their_answers() -> None:
+def test_products_of_one_digit_numbers_are_100_questions_with_right_answers() -> None:
     params = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     task = load_task(TaskSpec("reasoning_gym", "products", params=params, eval_questions=40))
     assert len(task.train) == 60
@@ -31,13 +31,13 @@ def test_products_of_two_digits_have_100_questions_with_their_answers() -> None:
         assert question.answer == str(left * right)
 
 
-def test_a_generator_draws_until_there_are_as_many_distinct_questions_as_asked_for() -> None:
+def test_generator_is_drawn_from_until_there_are_enough_distinct_questions() -> None:
     params = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
     spec = TaskSpec("reasoning_gym", "chain_sum", params=params, train_questions=5000, eval_questions=500)
     assert len(load_task(spec).train) == 5000
 
 
-def test_a_generator_that_has_run_out_says_how_many_there_are() -> None:
+def test_generator_with_too_few_questions_is_refused_with_their_number() -> None:
     params = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     spec = TaskSpec("reasoning_gym", "chain_sum", params=params, train_questions=150)
     with pytest.raises(ConfigurationError, match=r"'chain_sum' has 200 distinct questions.*together at most 200"):
@@ -51,10 +51,10 @@ def test_a_generator_that_has_run_out_says_how_many_there_are() -> None:
         ("chain_sum", {"terms": 2}, "unexpected keyword argument 'terms'"),
         ("chain_sum", {"min_terms": 5, "max_terms": 2}, "max_terms must be >= min_terms"),
         ("chain_sum", {"seed": 1}, "seeded by task.data_seed"),
-        ("graph_color", {}, "entry 0 has no single right answer: it needs a scorer of its own"),
+        ("graph_color", {}, "entry 0 has no single right answer: it needs its own scorer; use task.kind=module"),
     ],
 )
-def test_a_generator_that_cannot_be_made_is_refused_in_its_own_words(
+def test_invalid_generator_is_refused_with_the_error_of_the_library(
     name: str, params: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -65,7 +65,7 @@ def test_a_generator_that_cannot_be_made_is_refused_in_its_own_words(
 
 
 @needs_gsm8k
-def test_gsm8k_in_verls_schema_keeps_its_own_test_split() -> None:
+def test_gsm8k_in_verls_schema_uses_its_own_test_split() -> None:
     task = load_task(TaskSpec("file", "gsm8k", path=str(GSM8K), eval_questions=100))
     assert (len(task.train), len(task.evaluation)) == (7473, 100)
     natalia = next(q for q in task.train if "Natalia sold clips to 48" in q.prompt)
@@ -75,7 +75,7 @@ def test_gsm8k_in_verls_schema_keeps_its_own_test_split() -> None:
 
 
 @needs_gsm8k
-def test_nested_fields_of_gsm8k_give_the_bare_question_and_the_answer_after_the_hashes() -> None:
+def test_nested_fields_of_gsm8k_give_the_plain_question_and_the_final_answer() -> None:
     spec = TaskSpec(
         *("file", "gsm8k", str(GSM8K / "test.parquet")),
         question_field="extra_info.question",
@@ -88,18 +88,18 @@ def test_nested_fields_of_gsm8k_give_the_bare_question_and_the_answer_after_the_
     assert "step by step" not in janet.prompt
 
 
-def test_a_written_out_solution_is_reduced_to_what_follows_the_hashes(task_file: MakeTask) -> None:
+def test_answer_of_a_written_solution_is_the_part_after_the_hashes(task_file: MakeTask) -> None:
     row = {"question": "q", "answer": "2 * 36 = <<2*36=72>>72\n#### 1,072"}
     assert load_task(task_file([row], eval_questions=0)).train[0].answer == "1,072"
 
 
-def test_a_number_is_taken_as_an_answer(task_file: MakeTask) -> None:
+def test_answer_may_be_a_number(task_file: MakeTask) -> None:
     rows = [{"question": "a", "answer": 7}, {"question": "b", "answer": 0.5}]
     task = load_task(task_file(rows, eval_questions=0))
     assert {q.prompt: q.answer for q in task.train} == {"a": "7", "b": "0.5"}
 
 
-def test_chat_messages_are_taken_as_a_question(task_file: MakeTask) -> None:
+def test_question_may_be_chat_messages(task_file: MakeTask) -> None:
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     spec = task_file([{"question": chat, "answer": "1"}], eval_questions=0, system_prompt="other")
     assert load_task(spec).train[0].messages == ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
@@ -111,8 +111,8 @@ def test_chat_messages_are_taken_as_a_question(task_file: MakeTask) -> None:
         ('{"question": "b", "answer": "2"', "line 2 is not JSON"),
         ("\x00", "line 2 is not JSON"),
         ("[1, 2]", "line 2 should be a mapping with 'question' and 'answer'"),
-        ('{"query": "b", "answer": "2"}', "line 2 has no value at 'question'; it has: query, answer"),
-        ('{"question": "b"}', "line 2 has no value at 'answer'; it has: question"),
+        ('{"query": "b", "answer": "2"}', "line 2 has no value at 'question'; its fields are: query, answer"),
+        ('{"question": "b"}', "line 2 has no value at 'answer'; its fields are: question"),
         ('{"question": "b", "answer": null}', "line 2 has no value at 'answer'"),
         ('{"question": " ", "answer": "2"}', "line 2: question=' ' should be a text that is not empty"),
         ('{"question": 5, "answer": "2"}', "line 2: question=5 should be a text"),
@@ -128,26 +128,26 @@ def test_chat_messages_are_taken_as_a_question(task_file: MakeTask) -> None:
         ),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_line_is_named_by_file_and_number(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"question": "a", "answer": "1"}\n' + line + "\n")
     with pytest.raises(ConfigurationError, match=f"{path}, {message}"):
         load_task(TaskSpec("file", "bad", path=str(path), eval_questions=0))
 
 
-def test_a_line_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+def test_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_bytes(b'{"question": "a", "answer": "1"}\n{"question": "\xff\xfe"}\n')
     with pytest.raises(ConfigurationError, match=r"bad\.jsonl, line 2 is not JSON"):
         load_task(TaskSpec("file", "bad", path=str(tmp_path / "bad.jsonl")))
 
 
-def test_empty_lines_are_no_rows_and_do_not_shift_the_numbering(tmp_path: Path) -> None:
+def test_empty_lines_are_skipped_and_counted_in_line_numbers(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"question": "a", "answer": "1"}\n\n  \nnonsense\n')
     with pytest.raises(ConfigurationError, match="line 4 is not JSON"):
         load_task(TaskSpec("file", "t", path=str(tmp_path / "t.jsonl")))
 
 
-def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+def test_invalid_row_of_a_parquet_file_is_named(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -162,12 +162,12 @@ def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path) -> None:
     [
         (None, "task.path is missing"),
         ("nowhere/task.jsonl", "nowhere/task.jsonl: there is no such file"),
-        ("task.csv", "a task file ends in .parquet or .jsonl"),
+        ("task.csv", "the name of a task file ends in .parquet or .jsonl"),
         ("broken.parquet", "broken.parquet is not a readable parquet file"),
         ("empty", "is a folder without train and test"),
     ],
 )
-def test_a_path_that_is_no_task_says_what_would_be_one(
+def test_invalid_path_is_refused_with_what_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -178,13 +178,13 @@ def test_a_path_that_is_no_task_says_what_would_be_one(
         load_task(TaskSpec("file", "t", path=path))
 
 
-def test_parameters_that_a_file_cannot_use_are_refused(task_file: MakeTask) -> None:
+def test_parameters_for_a_file_are_refused(task_file: MakeTask) -> None:
     spec = task_file([{"question": "a", "answer": "1"}], params={"split": "train"})
     with pytest.raises(ConfigurationError, match="has no meaning for the file"):
         load_task(spec)
 
 
-def test_a_folder_with_train_and_test_is_never_mixed(tmp_path: Path) -> None:
+def test_train_and_test_files_of_a_folder_are_not_mixed(tmp_path: Path) -> None:
     def write(name: str, questions: list[str]) -> None:
         (tmp_path / name).write_text("".join(json.dumps({"question": q, "answer": "1"}) + "\n" for q in questions))
 
@@ -199,7 +199,7 @@ def test_a_folder_with_train_and_test_is_never_mixed(tmp_path: Path) -> None:
         load_task(TaskSpec("file", "t", path=str(tmp_path), eval_questions=3, train_questions=11))
 
 
-def test_a_hub_data_set_with_both_splits_keeps_them() -> None:
+def test_splits_of_a_hub_data_set_are_used() -> None:
     datasets = pytest.importorskip("datasets", reason="hub data sets are read with the package `datasets`")
     made = datasets.DatasetDict(
         {n: datasets.Dataset.from_dict({"question": [n], "answer": ["x #### 4"]}) for n in ("train", "test")}
@@ -244,7 +244,7 @@ def module_task(name: str, **settings: object) -> TaskSpec:
     return dataclasses.replace(TaskSpec("module", name, eval_questions=2), **settings)  # type: ignore[arg-type]
 
 
-def test_a_users_function_gives_the_questions(user_module: Callable[[str], str]) -> None:
+def test_user_function_returns_the_questions(user_module: Callable[[str], str]) -> None:
     name = user_module(USER)
     task = load_task(module_task(f"{name}:questions", params={"n": 5}))
     assert sorted(q.prompt for q in (*task.train, *task.evaluation)) == [f"say {i}" for i in range(5)]
@@ -252,14 +252,14 @@ def test_a_users_function_gives_the_questions(user_module: Callable[[str], str])
     assert len(load_task(module_task(f"{name}:Tasks.nested")).train) == 1
 
 
-def test_a_users_module_is_found_where_the_command_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "module_beside_the_command.py").write_text(USER)
     monkeypatch.setattr("sys.path", [p for p in sys.path if p])
     monkeypatch.chdir(tmp_path)
     assert len(load_task(module_task("module_beside_the_command:questions")).train) == 8
 
 
-def test_a_users_scorer_is_known_by_its_name(user_module: Callable[[str], str]) -> None:
+def test_user_scorer_is_identified_by_its_name(user_module: Callable[[str], str]) -> None:
     name = user_module(USER)
     assert load_task(module_task(f"{name}:with_scorer")).user_scorer == f"{name}:score"
 
@@ -274,7 +274,7 @@ def test_a_users_scorer_is_known_by_its_name(user_module: Callable[[str], str]) 
         ("with_lambda", {}, "cannot be imported by name; define it with `def`"),
     ],
 )
-def test_a_users_function_that_does_not_work_is_refused_in_its_own_words(
+def test_failing_user_function_is_refused_with_its_error(
     user_module: Callable[[str], str], function: str, params: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -289,11 +289,11 @@ def test_a_users_function_that_does_not_work_is_refused_in_its_own_words(
         ("no.such.module:f", "cannot import no.such.module: ModuleNotFoundError"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_refused(name: str, message: str) -> None:
+def test_name_without_function_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_rows(module_task(name))
 
 
-def test_a_module_that_does_not_import_is_refused_in_its_own_words(user_module: Callable[[str], str]) -> None:
+def test_module_that_fails_to_import_is_refused_with_its_error(user_module: Callable[[str], str]) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot import .*: ZeroDivisionError"):
         read_rows(module_task(f"{user_module('1 / 0')}:f"))

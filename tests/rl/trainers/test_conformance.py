@@ -1,6 +1,6 @@
-"""What every `Trainer` has to do, whoever wrote it: one suite, run against each of them.
+"""The conformance suite of trainers: `rl.spec.Trainer`, run against every trainer.
 
-A new trainer is one more entry of `TRAINERS`.
+To test a new trainer, add it to `TRAINERS`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ TRAINERS: dict[str, Callable[[], Trainer]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """A trainer, and specs that it can run in seconds."""
+    """The trainer under test, and specs that it can run in seconds."""
 
     name: str
     create: Callable[[], Trainer]
     cache_dir: Path
     uninterrupted: list[Event]
+    """All messages of a run without commands."""
 
     def spec(self, folder: Path, **changes: object) -> TrialSpec:
         return dataclasses.replace(_spec(self.name, self.cache_dir, folder), **changes)  # type: ignore[arg-type]
@@ -66,7 +67,7 @@ class Bench:
     def run(
         self, spec: TrialSpec, checkpoint: Path | None = None, answer: Callable[[Event], Command | None] | None = None
     ) -> Iterator[Event]:
-        return converse(self.create(), spec, checkpoint, answer or (lambda event: None))
+        return messages_of(self.create(), spec, checkpoint, answer or (lambda event: None))
 
 
 def _spec(name: str, cache_dir: Path, folder: Path) -> TrialSpec:
@@ -96,14 +97,15 @@ def _spec(name: str, cache_dir: Path, folder: Path) -> TrialSpec:
     )
 
 
-def converse(
+def messages_of(
     trainer: Trainer, spec: TrialSpec, checkpoint: Path | None, answer: Callable[[Event], Command | None]
 ) -> Iterator[Event]:
-    words = trainer.run(spec, checkpoint)
+    """The messages of an attempt. The trainer receives the command that `answer` returns for each message."""
+    attempt = trainer.run(spec, checkpoint)
     command: Command | None = None
     while True:
         try:
-            event = words.send(command)
+            event = attempt.send(command)
         except StopIteration:
             return
         yield event
@@ -113,7 +115,7 @@ def converse(
 @pytest.fixture(scope="module", params=list(TRAINERS))
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Bench:
     name, folder = request.param, tmp_path_factory.mktemp("uninterrupted")
-    events = list(converse(TRAINERS[name](), _spec(name, model_cache, folder), None, lambda event: None))
+    events = list(messages_of(TRAINERS[name](), _spec(name, model_cache, folder), None, lambda event: None))
     return Bench(name, TRAINERS[name], model_cache, events)
 
 
@@ -122,12 +124,12 @@ def steps_of(events: list[Event]) -> list[StepReport]:
 
 
 def result_of(report: StepReport) -> dict[str, object]:
-    """What was learnt, without how long it took and where it was noted."""
+    """The report without durations."""
     plain = to_json(report)
     return {k: v for k, v in plain.items() if k not in ("wall_ns", "phase_card_ns", "replay")}
 
 
-def test_started_comes_once_and_first_and_finished_once_and_last(bench: Bench) -> None:
+def test_first_message_is_started_and_last_message_is_finished(bench: Bench) -> None:
     events = bench.uninterrupted
     assert [i for i, e in enumerate(events) if isinstance(e, Started)] == [0]
     assert [i for i, e in enumerate(events) if isinstance(e, Finished)] == [len(events) - 1]
@@ -139,11 +141,11 @@ def test_started_comes_once_and_first_and_finished_once_and_last(bench: Bench) -
     assert finished.step == STEPS
 
 
-def test_steps_count_from_one_to_the_last_without_gaps(bench: Bench) -> None:
+def test_steps_count_from_one_without_gaps(bench: Bench) -> None:
     assert [r.step for r in steps_of(bench.uninterrupted)] == list(range(1, STEPS + 1))
 
 
-def test_phases_are_known_and_add_up_to_the_wall_clock_times_the_cards(bench: Bench) -> None:
+def test_phases_add_up_to_wall_time_times_cards(bench: Bench) -> None:
     for event in bench.uninterrupted:
         phases = getattr(event, "phase_card_ns", {})
         assert set(phases) <= set(PHASES)
@@ -152,7 +154,7 @@ def test_phases_are_known_and_add_up_to_the_wall_clock_times_the_cards(bench: Be
             assert sum(phases.values()) == event.wall_ns * 1
 
 
-def test_every_prompt_ends_trained_filtered_or_failed_and_completions_are_prompts_times_group(bench: Bench) -> None:
+def test_every_prompt_is_counted_once_and_completions_are_prompts_times_group_size(bench: Bench) -> None:
     for report in steps_of(bench.uninterrupted):
         p = report.prompts
         assert p.trained + p.filtered + p.failed == 4
@@ -162,12 +164,12 @@ def test_every_prompt_ends_trained_filtered_or_failed_and_completions_are_prompt
         assert report.tokens.prompt > 0
 
 
-def test_every_event_survives_json(bench: Bench) -> None:
+def test_every_message_is_unchanged_by_json(bench: Bench) -> None:
     for event in bench.uninterrupted:
         assert message_from_json(json.loads(json.dumps(to_json(event)))) == event
 
 
-def test_evaluation_brackets_training_with_the_same_questions(bench: Bench) -> None:
+def test_evaluations_before_and_after_training_use_the_same_questions(bench: Bench) -> None:
     reports = [e for e in bench.uninterrupted if isinstance(e, EvalReport)]
     assert [r.step for r in reports] == [0, STEPS]
     before, after = ([q.question_id for q in r.results] for r in reports)
@@ -178,13 +180,13 @@ def test_evaluation_brackets_training_with_the_same_questions(bench: Bench) -> N
     assert bench.uninterrupted.index(reports[0]) < first_step
 
 
-def test_rollouts_carry_a_policy_version_that_advances_with_every_step(bench: Bench) -> None:
+def test_policy_version_advances_with_every_step(bench: Bench) -> None:
     versions = [r.policy_version for r in steps_of(bench.uninterrupted)]
     assert all(later > earlier for earlier, later in itertools.pairwise(versions))
     assert all(r.staleness >= 0 for r in steps_of(bench.uninterrupted))
 
 
-def test_the_clip_fraction_is_undefined_on_the_first_update_and_defined_on_the_last(bench: Bench) -> None:
+def test_clip_fraction_is_undefined_in_the_first_update_and_defined_in_the_last(bench: Bench) -> None:
     for report in steps_of(bench.uninterrupted):
         first, last = report.curves.updates
         assert first.clip_frac is None
@@ -195,7 +197,7 @@ def test_the_clip_fraction_is_undefined_on_the_first_update_and_defined_on_the_l
         assert first.ratio.count + last.ratio.count == report.tokens.loss
 
 
-def test_the_curves_are_finite_and_of_the_right_sign(bench: Bench) -> None:
+def test_curves_are_finite_and_not_negative(bench: Bench) -> None:
     for report in steps_of(bench.uninterrupted):
         c = report.curves
         for mean in (c.reward, c.acc, c.response_length, c.truncated, c.zero_std, c.logp_diff, c.mismatch_kl):
@@ -210,7 +212,7 @@ def test_the_curves_are_finite_and_of_the_right_sign(bench: Bench) -> None:
             assert (update.approx_kl.value or 0) >= 0
 
 
-def test_a_checkpoint_is_written_when_due_and_after_the_last_step(bench: Bench) -> None:
+def test_checkpoints_are_written_on_schedule_and_after_the_last_step(bench: Bench) -> None:
     written = [e for e in bench.uninterrupted if isinstance(e, CheckpointWritten)]
     assert {w.step for w in written} == {2, STEPS}
     for one in written:
@@ -218,18 +220,18 @@ def test_a_checkpoint_is_written_when_due_and_after_the_last_step(bench: Bench) 
         assert one.size_bytes > 0
 
 
-def test_the_same_seed_gives_the_same_steps(bench: Bench, tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_steps(bench: Bench, tmp_path: Path) -> None:
     again = steps_of(list(bench.run(bench.spec(tmp_path))))
     assert [result_of(r) for r in again] == [result_of(r) for r in steps_of(bench.uninterrupted)]
 
 
-def test_another_seed_gives_other_rollouts(bench: Bench, tmp_path: Path) -> None:
+def test_another_seed_gives_different_steps(bench: Bench, tmp_path: Path) -> None:
     other = steps_of(list(bench.run(bench.spec(tmp_path, seed=4))))
     assert result_of(other[0]) != result_of(steps_of(bench.uninterrupted)[0])
 
 
 @pytest.mark.parametrize("moment", [Started, EvalReport, StepReport, CheckpointWritten])
-def test_stop_is_answered_with_a_checkpoint_and_finished_whenever_it_comes(
+def test_stop_after_any_message_is_followed_by_a_checkpoint_and_finished(
     bench: Bench, tmp_path: Path, moment: type
 ) -> None:
     events = list(bench.run(bench.spec(tmp_path), answer=lambda e: ENOUGH if isinstance(e, moment) else None))
@@ -244,7 +246,7 @@ def test_stop_is_answered_with_a_checkpoint_and_finished_whenever_it_comes(
     assert Path(checkpoint.path).is_dir()
 
 
-def test_after_a_stop_the_next_attempt_goes_on_to_the_same_end(bench: Bench, tmp_path: Path) -> None:
+def test_attempt_that_resumes_after_a_stop_gives_the_uninterrupted_result(bench: Bench, tmp_path: Path) -> None:
     def stop_at_three(event: Event) -> Command | None:
         return ENOUGH if isinstance(event, StepReport) and event.step == 3 else None
 
@@ -264,20 +266,20 @@ def test_after_a_stop_the_next_attempt_goes_on_to_the_same_end(bench: Bench, tmp
     assert [e.results for e in last] == [e.results for e in expected]
 
 
-def test_steps_done_again_after_a_death_are_equal(bench: Bench, tmp_path: Path) -> None:
+def test_steps_repeated_after_a_crash_are_equal(bench: Bench, tmp_path: Path) -> None:
     spec = bench.spec(tmp_path)
-    words = bench.create().run(spec, None)
-    heard: list[Event] = []
-    while not (heard and isinstance(heard[-1], StepReport) and heard[-1].step == 3):
-        heard.append(next(words))
-    words.close()  # dies without a word after step 3; the last checkpoint is of step 2
-    checkpoint = next(e for e in heard if isinstance(e, CheckpointWritten))
+    attempt = bench.create().run(spec, None)
+    events: list[Event] = []
+    while not (events and isinstance(events[-1], StepReport) and events[-1].step == 3):
+        events.append(next(attempt))
+    attempt.close()  # a crash after step 3; the last checkpoint is that of step 2
+    checkpoint = next(e for e in events if isinstance(e, CheckpointWritten))
     second = steps_of(list(bench.run(dataclasses.replace(spec, attempt=2), Path(checkpoint.path))))
     assert [r.step for r in second] == [3, 4]
     assert [result_of(r) for r in second] == [result_of(r) for r in steps_of(bench.uninterrupted)[2:]]
 
 
-def test_set_lr_holds_from_the_next_update_on_and_after_a_resume(bench: Bench, tmp_path: Path) -> None:
+def test_set_lr_applies_from_the_next_update_on_and_after_a_resume(bench: Bench, tmp_path: Path) -> None:
     def set_at_one(event: Event) -> Command | None:
         return SetLr(5e-5) if isinstance(event, StepReport) and event.step == 1 else None
 
@@ -290,19 +292,19 @@ def test_set_lr_holds_from_the_next_update_on_and_after_a_resume(bench: Bench, t
     assert [r.lr for r in resumed] == [5e-5] * (STEPS - 2)
 
 
-def test_the_checkpoint_command_writes_one_at_once_and_goes_on(bench: Bench, tmp_path: Path) -> None:
-    def ask_at_one(event: Event) -> Command | None:
+def test_checkpoint_command_writes_a_checkpoint_and_training_continues(bench: Bench, tmp_path: Path) -> None:
+    def checkpoint_at_one(event: Event) -> Command | None:
         return Checkpoint() if isinstance(event, StepReport) and event.step == 1 else None
 
-    events = list(bench.run(bench.spec(tmp_path), answer=ask_at_one))
-    asked_at = next(i for i, e in enumerate(events) if isinstance(e, StepReport) and e.step == 1)
-    written = events[asked_at + 1]
+    events = list(bench.run(bench.spec(tmp_path), answer=checkpoint_at_one))
+    index = next(i for i, e in enumerate(events) if isinstance(e, StepReport) and e.step == 1)
+    written = events[index + 1]
     assert isinstance(written, CheckpointWritten)
     assert written.step == 1
     assert [result_of(r) for r in steps_of(events)] == [result_of(r) for r in steps_of(bench.uninterrupted)]
 
 
-def test_old_checkpoints_go_when_newer_ones_are_whole(bench: Bench, tmp_path: Path) -> None:
+def test_older_checkpoints_are_removed_after_newer_ones_are_written(bench: Bench, tmp_path: Path) -> None:
     spec = bench.spec(tmp_path)
     spec = dataclasses.replace(
         spec, trainer=dataclasses.replace(spec.trainer, checkpoint_every_steps=1, keep_checkpoints=1)
@@ -312,40 +314,40 @@ def test_old_checkpoints_go_when_newer_ones_are_whole(bench: Bench, tmp_path: Pa
     assert [Path(w.path).exists() for w in written] == [False] * (STEPS - 1) + [True]
 
 
-def test_the_one_before_stays_until_the_driver_has_heard_of_the_newer_one(bench: Bench, tmp_path: Path) -> None:
+def test_previous_checkpoint_is_kept_until_the_driver_has_received_the_newer_one(bench: Bench, tmp_path: Path) -> None:
     spec = bench.spec(tmp_path)
     spec = dataclasses.replace(
         spec, trainer=dataclasses.replace(spec.trainer, checkpoint_every_steps=1, keep_checkpoints=1)
     )
-    there: list[list[bool]] = []
+    exists: list[list[bool]] = []
     written: list[Path] = []
     for event in bench.run(spec):
         if isinstance(event, CheckpointWritten):
             written.append(Path(event.path))
-            there.append([path.exists() for path in written])
-    assert there[1:] == [[False] * n + [True, True] for n in range(STEPS - 1)]
+            exists.append([path.exists() for path in written])
+    assert exists[1:] == [[False] * n + [True, True] for n in range(STEPS - 1)]
 
 
-def test_resuming_from_the_last_step_trains_nothing_and_still_evaluates(bench: Bench, tmp_path: Path) -> None:
+def test_resume_from_the_last_step_trains_nothing_and_finishes(bench: Bench, tmp_path: Path) -> None:
     spec = bench.spec(tmp_path)
     last: list[CheckpointWritten] = []
     for event in bench.run(spec):
         if isinstance(event, CheckpointWritten):
             last = [event]
         if last and last[0].step == STEPS:
-            break  # dies between the last checkpoint and the end
+            break  # a crash between the last checkpoint and `Finished`
     events = list(bench.run(dataclasses.replace(spec, attempt=2), Path(last[0].path)))
     assert steps_of(events) == []
     assert isinstance(events[-1], Finished)
     assert events[-1].completed
 
 
-def test_a_group_of_one_is_refused(bench: Bench, tmp_path: Path) -> None:
+def test_group_of_one_is_refused(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="group_size"):
         list(bench.run(bench.spec(tmp_path, group_size=1)))
 
 
-def test_a_folder_that_is_no_whole_checkpoint_is_refused(bench: Bench, tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_refused(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "step-000002").mkdir()
     with pytest.raises(ConfigurationError, match="step-000002"):
         list(bench.run(bench.spec(tmp_path), tmp_path / "step-000002"))

@@ -1,9 +1,9 @@
-"""Every key of conf/algorithm that acts in the learner changes what is learnt; schedule and clip act as they say."""
+"""The learner: every algorithm key that acts in it has an effect, updates follow the schedule, and state is restored.
+
+That the result does not depend on ranks, micro-batches and packing is tested in test_split_invariance.py.
+"""
 
 import dataclasses
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +11,9 @@ import torch
 
 from rl.phases import PhaseClock
 from rl.ranks import SingleRank
-from rl.spec import AlgorithmSpec, TrainerSpec
-
-_spec = importlib.util.spec_from_file_location("tiny_learning", Path(__file__).with_name("tiny_learning.py"))
-assert _spec is not None
-assert _spec.loader is not None
-tiny = importlib.util.module_from_spec(_spec)
-sys.modules["tiny_learning"] = tiny
-_spec.loader.exec_module(tiny)
+from rl.spec import AlgorithmSpec, TrainerSpec, TrialError
+from rl.trainers.native.learner import Group, LearnedStep, Learner
+from tests.rl.trainers.native import small_learner
 
 BASE = AlgorithmSpec(name="test", lr=1e-3)
 
@@ -48,28 +43,38 @@ BASE = AlgorithmSpec(name="test", lr=1e-3)
         ("mask_truncated", True, {}),
     ],
 )
-def test_every_key_of_the_learner_changes_the_parameters_it_ends_with(key, value, context):
+def test_every_key_of_the_learner_changes_the_final_parameters(key, value, context):
     base = dataclasses.replace(BASE, **context)
     assert getattr(base, key) != value
     other = dataclasses.replace(base, **{key: value})
-    assert tiny.learn(tiny.Case(other))["parameters"] != tiny.learn(tiny.Case(base))["parameters"]
+    changed, unchanged = (small_learner.learn(small_learner.Case(a))["parameters"] for a in (other, base))
+    assert changed != unchanged
 
 
-def learned(algorithm: AlgorithmSpec, steps: int = 3, **case: Any) -> list[Any]:
-    """The steps' `LearnedStep`s."""
-    total = steps * algorithm.updates_per_rollout
-    learner = tiny.Learner(tiny.make_policy(), None, algorithm, TrainerSpec(precision="fp32"), 1.0, total, SingleRank())
-    return [learner.learn(tiny.make_groups(seed=i, **{"groups": 4, **case}), PhaseClock(cards=1)) for i in range(steps)]
+def make_learner(algorithm: AlgorithmSpec, total_updates: int) -> Learner:
+    policy, trainer = small_learner.make_policy(), TrainerSpec(precision="fp32")
+    return Learner(policy, None, algorithm, trainer, 1.0, total_updates, SingleRank())
 
 
-def test_the_schedule_runs_over_optimiser_updates_and_ends_at_its_final_share():
+def learned(algorithm: AlgorithmSpec, steps: int = 3, **case: Any) -> list[LearnedStep]:
+    """The results of `steps` steps on different rollout batches."""
+    learner = make_learner(algorithm, steps * algorithm.updates_per_rollout)
+    batches = [small_learner.make_groups(seed=i, **{"groups": 4, **case}) for i in range(steps)]
+    return [learner.learn(batch, PhaseClock(cards=1)) for batch in batches]
+
+
+def parameters_of(learner: Learner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for _, p in learner.policy.parameters()])
+
+
+def test_schedule_counts_optimiser_updates_and_ends_at_its_final_share():
     steps = learned(dataclasses.replace(BASE, lr_schedule="linear", lr_final_frac=0.5), steps=3)
     rates = [u.lr for step in steps for u in step.updates]
     assert rates == pytest.approx([1e-3 * (1 - 0.5 * i / 5) for i in range(6)])
     assert rates[-1] == 0.5e-3
 
 
-def test_a_step_with_fewer_groups_than_updates_still_counts_as_its_updates_in_the_schedule():
+def test_step_with_fewer_groups_than_updates_counts_as_all_its_updates_in_the_schedule():
     algorithm = dataclasses.replace(BASE, lr_schedule="linear", updates_per_rollout=3)
     assert [len(s.updates) for s in learned(algorithm, groups=2)] == [2, 2, 2]
     assert [s.updates[0].lr for s in learned(algorithm, groups=2)] == pytest.approx(
@@ -77,7 +82,7 @@ def test_a_step_with_fewer_groups_than_updates_still_counts_as_its_updates_in_th
     )
 
 
-def test_the_gradient_norm_is_that_before_clipping():
+def test_reported_gradient_norm_is_that_before_clipping():
     norms = [
         learned(dataclasses.replace(BASE, max_grad_norm=limit), steps=1)[0].updates[0].grad_norm
         for limit in (1e-3, 1e3)
@@ -86,7 +91,7 @@ def test_the_gradient_norm_is_that_before_clipping():
     assert norms[0] > 1e-2
 
 
-def test_the_first_update_has_ratio_one_an_undefined_clip_and_a_gradient_and_the_later_ones_a_defined_clip():
+def test_clip_is_undefined_in_the_first_update_and_defined_in_later_ones():
     first, second = learned(BASE, steps=1)[0].updates
     assert (first.ratio_min, first.ratio_max) == (1.0, 1.0)
     assert first.clip_frac is None
@@ -97,20 +102,95 @@ def test_the_first_update_has_ratio_one_an_undefined_clip_and_a_gradient_and_the
     assert alone.clip_frac is None
 
 
-def test_an_update_whose_completions_are_all_masked_leaves_the_weights_as_they_are():
-    policy = tiny.make_policy()
-    before = torch.cat([p.detach().flatten().clone() for _, p in policy.parameters()])
-    algorithm = dataclasses.replace(BASE, weight_decay=0.5)
-    learner = tiny.Learner(policy, None, algorithm, TrainerSpec(precision="fp32"), 1.0, 2, SingleRank())
+def test_update_with_only_masked_completions_does_not_change_the_weights():
+    learner = make_learner(dataclasses.replace(BASE, weight_decay=0.5), 2)
+    before = parameters_of(learner)
     groups = [
         dataclasses.replace(
             g,
             completions=tuple(dataclasses.replace(c, logprobs=(float("nan"),) * len(c.ids)) for c in g.completions),
         )
-        for g in tiny.make_groups(2)
+        for g in small_learner.make_groups(2)
     ]
     done = learner.learn(groups, PhaseClock(cards=1))
-    after = torch.cat([p.detach().flatten() for _, p in policy.parameters()])
-    assert after.equal(before)
+    assert parameters_of(learner).equal(before)
     assert (done.loss_tokens, done.trained) == (0, (False, False))
     assert done.sampler.sums[done.sampler.NAMES.index("nonfinite")] > 0
+
+
+def test_learner_continues_bit_for_bit_from_its_state():
+    algorithm = dataclasses.replace(BASE, lr_schedule="cosine", weight_decay=0.1)
+    batches = [small_learner.make_groups(4, seed=i) for i in range(4)]
+    uninterrupted = make_learner(algorithm, 8)
+    for batch in batches:
+        uninterrupted.learn(batch, PhaseClock(cards=1))
+
+    first = make_learner(algorithm, 8)
+    for batch in batches[:2]:
+        first.learn(batch, PhaseClock(cards=1))
+    second = make_learner(algorithm, 8)
+    second.policy.load_parameters({name: p.detach().clone() for name, p in first.policy.parameters()})
+    state = {part: {n: t.clone() for n, t in tensors.items()} for part, tensors in first.state_dict().items()}
+    second.load_state_dict({**state, "rng": {}}, first.updates_done, first.base_lr)
+    for batch in batches[2:]:
+        second.learn(batch, PhaseClock(cards=1))
+    assert parameters_of(second).equal(parameters_of(uninterrupted))
+
+
+def test_new_base_learning_rate_applies_from_the_next_update_on():
+    learner = make_learner(BASE, 4)
+    first = learner.learn(small_learner.make_groups(4), PhaseClock(cards=1))
+    learner.base_lr = 5e-4
+    second = learner.learn(small_learner.make_groups(4, seed=1), PhaseClock(cards=1))
+    assert [u.lr for u in (*first.updates, *second.updates)] == [1e-3, 1e-3, 5e-4, 5e-4]
+
+
+def test_gradient_that_is_not_finite_raises_and_keeps_the_weights():
+    learner = make_learner(BASE, 2)
+    with torch.no_grad():
+        learner.policy.head.weight[5, 0] = float("nan")
+    before = parameters_of(learner)
+    with pytest.raises(TrialError, match=r"gradient norm of optimiser update 0 is nan.*algorithm\.lr below 0\.001"):
+        learner.learn(small_learner.make_groups(2), PhaseClock(cards=1))
+    torch.testing.assert_close(parameters_of(learner), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_kl_in_the_reward_is_subtracted_from_the_optimised_rewards():
+    groups = small_learner.make_groups(3)
+    algorithm = dataclasses.replace(BASE, kl_coef=0.5, kl_placement="reward", kl_estimator="k3")
+    policy, reference = small_learner.make_policy(), small_learner.make_policy(seed=1).frozen_copy()
+    learner = Learner(policy, reference, algorithm, TrainerSpec(precision="fp32"), 1.0, 2, SingleRank())
+    done = learner.learn(groups, PhaseClock(cards=1))
+    given = torch.tensor([g.rewards for g in groups], dtype=torch.float64)
+    # The completion with a NaN sampler log-probability has no loss tokens, so its KL is 0.
+    assert done.rewards[0, 1] == given[0, 1]
+    assert (done.rewards <= given).all()
+    assert (done.rewards < given).sum() == given.numel() - 1
+
+
+def test_group_counts_as_trained_only_with_loss_tokens():
+    groups = small_learner.make_groups(2)
+    masked = dataclasses.replace(
+        groups[0],
+        completions=tuple(dataclasses.replace(c, finish="length") for c in groups[0].completions),
+    )
+    learner = make_learner(dataclasses.replace(BASE, mask_truncated=True), 2)
+    done = learner.learn([masked, groups[1]], PhaseClock(cards=1))
+    kept = sum(len(c.ids) for c in groups[1].completions if not c.truncated)
+    assert done.trained == (False, kept > 0)
+    assert done.loss_tokens == kept
+
+
+def test_time_is_counted_as_logprob_and_train():
+    clock = PhaseClock(cards=1)
+    make_learner(BASE, 2).learn(small_learner.make_groups(4), clock)
+    _, phases = clock.lap()
+    assert set(phases) <= {"logprob", "train", "other"}
+    assert min(phases["logprob"], phases["train"]) > 0
+
+
+def test_equal_rewards_are_reported_per_group():
+    groups = small_learner.make_groups(3)
+    flat = Group(groups[0].question_id, groups[0].prompt, groups[0].completions, (0.35,) * 4)
+    done = make_learner(BASE, 2).learn([flat, *groups[1:]], PhaseClock(cards=1))
+    assert done.zero_std == (True, *(len(set(g.rewards)) == 1 for g in groups[1:]))

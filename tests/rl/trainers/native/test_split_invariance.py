@@ -1,7 +1,6 @@
-"""What is learnt is the same whatever the ranks, micro-batches and packing: the real learner, real gloo processes."""
+"""The result of training does not depend on ranks, micro-batches or packing: the real learner on gloo processes."""
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -13,17 +12,13 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("tiny_learning.py")
-_spec = importlib.util.spec_from_file_location("tiny_learning", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-tiny = importlib.util.module_from_spec(_spec)
-sys.modules["tiny_learning"] = tiny
-_spec.loader.exec_module(tiny)
+from tests.rl.trainers.native import small_learner
+
+ROOT = Path(__file__).parents[4]
 
 
 def assert_same(a: Any, b: Any, where: str = "") -> None:
-    """Equal to 1e-10 relative, field by field; the parameters by the norm of their difference."""
+    """Equal to 1e-10 relative, field by field; for the parameters, the norm of the difference counts."""
     if isinstance(b, dict):
         assert a.keys() == b.keys(), where
         for key in b:
@@ -42,18 +37,19 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def single() -> dict[str, Any]:
-    """What one process learns, by case."""
-    return {name: json.loads(json.dumps(tiny.learn(case))) for name, case in tiny.CASES.items()}
+    """The results of one process, by case."""
+    return {name: json.loads(json.dumps(small_learner.learn(case))) for name, case in small_learner.CASES.items()}
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> Path:
-    """The folder to which four processes wrote what they saw, as groups of 1, 2, 3 and 4."""
+    """The folder with the results of every rank of process groups of 1, 2, 3 and 4 ranks."""
     folder = tmp_path_factory.mktemp("gloo")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, str(SCRIPT), str(folder)]
+    command = [sys.executable, "-m", small_learner.__name__, str(folder)]
     launcher = subprocess.Popen(
         command,
+        cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -69,24 +65,24 @@ def ranks(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", tiny.CASES)
-@pytest.mark.parametrize("size", range(1, tiny.WORLD + 1))
-def test_any_number_of_gloo_ranks_learns_and_reports_what_one_process_does(name, size, ranks, single):
+@pytest.mark.parametrize("name", small_learner.CASES)
+@pytest.mark.parametrize("size", range(1, small_learner.MAX_RANKS + 1))
+def test_any_number_of_gloo_ranks_gives_the_result_of_one_process(name, size, ranks, single):
     for rank in range(size):
         assert_same(json.loads((ranks / f"{size}-{name}-{rank}.json").read_text()), single[name])
 
 
-@pytest.mark.parametrize("name", tiny.CASES)
+@pytest.mark.parametrize("name", small_learner.CASES)
 @pytest.mark.parametrize("tokens", [1, 25, 10_000])
 @pytest.mark.parametrize("packing", [False, True])
-def test_any_micro_batch_size_padded_or_packed_learns_and_reports_the_same(name, tokens, packing, single):
-    case = dataclasses.replace(tiny.CASES[name], micro_batch_tokens=tokens, packing=packing)
-    assert_same(tiny.learn(case), single[name])
+def test_any_micro_batch_size_padded_or_packed_gives_the_same_result(name, tokens, packing, single):
+    case = dataclasses.replace(small_learner.CASES[name], micro_batch_tokens=tokens, packing=packing)
+    assert_same(small_learner.learn(case), single[name])
 
 
-def test_the_cases_differ_so_that_being_equal_means_something(single):
+def test_cases_train_and_give_different_results(single):
     finals = [tuple(result["parameters"]) for result in single.values()]
     assert len(set(finals)) == len(finals)
-    fresh = tiny.make_policy()
+    fresh = small_learner.make_policy()
     before = [x for _, p in fresh.parameters() for x in p.detach().flatten().tolist()]
     assert all(math.dist(final, before) > 1e-3 for final in finals)
