@@ -50,7 +50,7 @@ def test_two_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
         "    (folder / 'weights').write_text('w' * 1000)\n"
         "assert len((made_once(root / 'm', make) / 'weights').read_text()) == 1000\n"
     )
-    here = str(Path(__file__).resolve().parents[2])
+    here = str(Path(__file__).resolve().parents[3])
     both = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), here]) for _ in range(2)]
     assert [p.wait(timeout=60) for p in both] == [0, 0]
     assert (tmp_path / "made").read_text() == "x"

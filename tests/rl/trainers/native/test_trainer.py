@@ -235,7 +235,7 @@ def test_the_evaluation_depends_on_the_policy_and_on_nothing_else_of_a_trial(mod
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cards": 2}, "drives one card"),
+        ({"cards": 2}, "runs on one card"),
         ({"steps": 0}, "trains nothing"),
         ({"group_size": 1}, "group_size=1"),
         ({"rollout": {"top_p": 0.9}}, "rollout.top_p=0.9"),
