@@ -5,6 +5,8 @@ It is a prior, and a forecast that rests on it is marked so and reaches over a f
 
 from __future__ import annotations
 
+from typing import Literal
+
 from cost.forecast.hardware import Hardware, ModelSize
 from cost.forecast.priors import DEFAULT_PRIORS, Priors
 from cost.forecast.scaling import Size
@@ -14,8 +16,8 @@ _TRAINING_EFFICIENCY = 0.25
 """Share of the peak that small batches reach."""
 _DECODING_EFFICIENCY = 0.5
 """Share of the memory's bandwidth that decoding reaches."""
-_SECONDS_PER_DECODE_STEP = 0.012
-"""Besides reading the weights: between a fused engine (0.006) and plain PyTorch (0.02 to 0.03)."""
+_SECONDS_PER_DECODE_STEP: dict[str, float] = {"transformers": 0.025, "vllm": 0.006}
+"""Besides reading the weights: launches of plain PyTorch, or of an engine with fused kernels and CUDA graphs."""
 _LONGEST_TO_MEAN = 1.6
 """The longest completion of a step ends its sampling."""
 _REFERENCE_TFLOPS = 989.4
@@ -34,6 +36,7 @@ def profile_from_data_sheet(
     prompt_tokens: float,
     completion_tokens: float,
     max_completion_tokens: int,
+    engine: Literal["transformers", "vllm"] = "vllm",
     reference_model: bool = False,
     priors: Priors = DEFAULT_PRIORS,
 ) -> StepProfile:
@@ -51,7 +54,7 @@ def profile_from_data_sheet(
     longest = min(float(max_completion_tokens), _LONGEST_TO_MEAN * completion_tokens)
     read = model.weight_bytes / (_DECODING_EFFICIENCY * hardware.memory_gb_per_s * 1e9)
     phases = {
-        "rollout": longest * (read + _SECONDS_PER_DECODE_STEP) + forward,
+        "rollout": longest * (read + _SECONDS_PER_DECODE_STEP[engine]) + forward,
         "logprob": forward * (2.0 if reference_model else 1.0),
         "train": forward * (2.0 if model.lora else 3.0),
     }

@@ -156,6 +156,8 @@ class TrialForecast:
     work: TrialWork
     step_ns: Interval
     wall_ns: Interval
+    tokens: Interval | None
+    """Sampled tokens of the steps ahead; None where the profile's steps did not report theirs."""
     categories: tuple[Category, ...]
 
 
@@ -167,7 +169,7 @@ class Forecast:
     machine_cards: int
     card_type: str
     basis: Basis
-    """The weakest basis among its phases."""
+    """The weakest basis among the phases of its steps."""
     trials: tuple[TrialForecast, ...]
     lease_ns: Interval
     card_ns: Interval
@@ -191,53 +193,57 @@ def predict(
             raise ForecastError(
                 f"the profile's {name} is {measured!r}, the forecast is for {wanted!r}: measure that one"
             )
+    hardware = sweep.machine.hardware
+    if hardware.card_type == profile.card_type:
+        measured_on = None
     notes = list(profile.notes)
-    trials: list[TrialForecast] = []
-    walls: list[Draws] = []
-    parts_of_sweep: dict[str, Draws] = {}
-    basis_of: dict[str, Basis] = {}
+    found: list[_TrialDraws] = []
     for i, work in enumerate(sweep.trials):
         phases = phases_at(
             profile,
             work.size,
             priors,
             measured_on=measured_on,
-            hardware=sweep.machine.hardware,
+            hardware=hardware,
             model=sweep.model_size,
             updates_per_step=work.updates_per_step,
         )
-        step, parts, basis, trial_notes = _trial(profile, work, i, phases, sweep, measured_on, priors)
-        notes += [note for note in (*phases.notes, *trial_notes) if note not in notes]
-        wall = total_of(parts.values())
-        walls.append(wall)
-        trials.append(_trial_forecast(work, step, wall, parts, basis))
-        for name, draws in parts.items():
-            parts_of_sweep[name] = parts_of_sweep.get(name, 0.0) + draws * work.cards
-            basis_of[name] = weakest([basis[name], basis_of.get(name, basis[name])])
-    lease = sweep.bring_up_seconds + _makespan(walls, sweep) + sweep.release_seconds
-    card_seconds = lease * sweep.machine.cards
-    if sweep.bring_up_seconds:
-        brought_up = sweep.bring_up_seconds * sweep.machine.cards
-        parts_of_sweep["startup"] = parts_of_sweep.get("startup", 0.0) + lease * 0.0 + brought_up
-        basis_of.setdefault("startup", "prior")
-    used = total_of(parts_of_sweep.values())
-    # Idle card-time is what no trial uses; below zero only by the rounding of floats.
-    parts_of_sweep["idle"] = _not_negative(card_seconds - used)
-    basis_of["idle"] = weakest(list(basis_of.values()))
+        trial = _trial(profile, work, i, phases, sweep.preemptions, measured_on, hardware, priors)
+        notes += [note for note in (*phases.notes, *trial.notes) if note not in notes]
+        found.append(trial)
+    lease = sweep.bring_up_seconds + _makespan([t.wall for t in found], sweep) + sweep.release_seconds
+    parts, basis = _lease_parts(found, lease, sweep)
     lease_ns = interval(lease)
     cards = sweep.machine.cards
     card_ns = Interval(lease_ns.p10 * cards, lease_ns.p50 * cards, lease_ns.p90 * cards)
     return Forecast(
         machine=sweep.machine.name,
         machine_cards=cards,
-        card_type=sweep.machine.hardware.card_type,
-        basis=weakest(list(basis_of.values())),
-        trials=tuple(trials),
+        card_type=hardware.card_type,
+        basis=weakest(t.step_basis for t in found),
+        trials=tuple(_trial_forecast(t) for t in found),
         lease_ns=lease_ns,
         card_ns=card_ns,
-        categories=_categories(card_ns, parts_of_sweep, basis_of),
+        categories=_categories(card_ns, parts, basis),
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True)
+class _TrialDraws:
+    work: TrialWork
+    step: Draws
+    """Seconds of one step, at the mean trend of the steps ahead."""
+    parts: dict[str, Draws]
+    """Seconds of the trial by category."""
+    basis: dict[str, Basis]
+    step_basis: Basis
+    tokens: Draws | None
+    notes: tuple[str, ...]
+
+    @property
+    def wall(self) -> Draws:
+        return total_of(self.parts.values())
 
 
 def _trial(
@@ -245,29 +251,26 @@ def _trial(
     work: TrialWork,
     index: int,
     phases: ScaledPhases,
-    sweep: SweepWork,
+    preemptions: Preemptions | None,
     measured_on: Hardware | None,
+    hardware: Hardware,
     priors: Priors,
-) -> tuple[Draws, dict[str, Draws], dict[str, Basis], list[str]]:
-    """Draws of one step's seconds and of the trial's seconds by category, the basis of each, and notes."""
+) -> _TrialDraws:
     import numpy as np
 
     steps = work.steps_left
     level = np.exp(_level_log_error(profile, priors) * normal("level"))
     noise, one_step = _noise(profile, steps, index)
-    trend, trend_note = _trend_factors(profile, work, priors)
+    change, notes = _log_length_changes(profile, work, priors)
     parts: dict[str, Draws] = {}
-    step = np.zeros(DRAWS)
+    means: list[Draws] = []
     for phase, seconds in phases.seconds.items():
-        mean = seconds * level * trend(phase)
-        step = step + mean * one_step
+        exponent, exponent_error = profile.length_exponents.get(phase, (0.0, 0.0))
+        power = np.maximum(exponent + exponent_error * normal(f"length {phase}"), 0.0)
+        mean = seconds * level * np.exp(power[:, None] * change).mean(axis=1)
+        means.append(mean)
         parts[phase] = mean * noise * steps + _incident_seconds(profile, phase, steps, index)
     basis: dict[str, Basis] = dict(phases.basis)
-    notes = [trend_note] if trend_note else []
-    ratio = 1.0
-    hardware = sweep.machine.hardware
-    if measured_on is not None and hardware.card_type != profile.card_type:
-        ratio = hardware_ratio("rollout", measured_on, hardware, priors)
     for kind, count in _off_step_counts(profile, work).items():
         fit = profile.off_step(kind)
         if fit is None:
@@ -276,22 +279,56 @@ def _trial(
                 continue
             fit = OffStepFit(kind, _UNMEASURED_SECONDS[kind], _UNMEASURED_LOG_ERROR, 0, (), basis="prior")
             notes.append(f"{kind} was not measured: {fit.seconds:g} s each, within a factor of 2.5")
-        seconds = _off_step_seconds(fit, count, work.steps, index) * (ratio if kind == "evaluation" else 1.0)
+        seconds = _off_step_seconds(fit, count, work.steps, index)
+        rests_on: list[Basis] = [fit.basis]
+        if kind == "evaluation" and measured_on is not None:
+            seconds = seconds * hardware_ratio("rollout", measured_on, hardware, priors)
+            rests_on.append("scaled")
         name = _OFF_STEP_CATEGORY[kind]
-        parts[name] = parts.get(name, 0.0) + seconds
-        scaled = kind == "evaluation" and hardware.card_type != profile.card_type
-        basis[name] = weakest([basis.get(name, fit.basis), "scaled" if scaled else fit.basis])
-    if sweep.preemptions is not None and sweep.preemptions.per_hour > 0:
-        parts |= _preempted(sweep.preemptions, parts, step, index)
+        if name in parts:
+            rests_on.append(basis[name])
+        parts[name] = parts[name] + seconds if name in parts else seconds
+        basis[name] = weakest(rests_on)
+    step = total_of(means) * one_step
+    if preemptions is not None and preemptions.per_hour > 0:
+        parts |= _preempted(preemptions, parts, step, index)
         basis |= {"lost_work": "prior", "recovery": "prior"}
-    return step, parts, basis, notes
+    tokens = None
+    if profile.trend.mean_tokens is not None:
+        tokens = work.size.completions * steps * profile.trend.mean_tokens * np.exp(change).mean(axis=1)
+    return _TrialDraws(work, step, parts, basis, weakest(phases.basis.values()), tokens, tuple(notes))
 
 
-def _trial_forecast(
-    work: TrialWork, step: Draws, wall: Draws, parts: Mapping[str, Draws], basis: Mapping[str, Basis]
-) -> TrialForecast:
-    wall_ns = interval(wall)
-    return TrialForecast(work, interval(step), wall_ns, _categories(wall_ns, parts, basis))
+def _trial_forecast(trial: _TrialDraws) -> TrialForecast:
+    wall_ns = interval(trial.wall)
+    return TrialForecast(
+        trial.work,
+        interval(trial.step),
+        wall_ns,
+        interval(trial.tokens, scale=1) if trial.tokens is not None else None,
+        _categories(wall_ns, trial.parts, trial.basis),
+    )
+
+
+def _lease_parts(
+    trials: Sequence[_TrialDraws], lease: Draws, sweep: SweepWork
+) -> tuple[dict[str, Draws], dict[str, Basis]]:
+    """Card-seconds of the lease by category, and the basis of each. What no trial uses is idle."""
+    import numpy as np
+
+    parts: dict[str, Draws] = {}
+    basis: dict[str, Basis] = {}
+    for trial in trials:
+        for name, draws in trial.parts.items():
+            parts[name] = parts.get(name, np.zeros(DRAWS)) + draws * trial.work.cards
+            basis[name] = weakest([trial.basis[name], basis.get(name, trial.basis[name])])
+    if sweep.bring_up_seconds:
+        parts["startup"] = parts.get("startup", np.zeros(DRAWS)) + sweep.bring_up_seconds * sweep.machine.cards
+        basis["startup"] = "prior"
+    # Below zero only by the rounding of floats.
+    parts["idle"] = np.maximum(lease * sweep.machine.cards - total_of(parts.values()), 0.0)
+    basis["idle"] = weakest(basis.values())
+    return parts, basis
 
 
 def _categories(total: Interval, parts: Mapping[str, Draws], basis: Mapping[str, Basis]) -> tuple[Category, ...]:
@@ -316,10 +353,10 @@ def _noise(profile: StepProfile, steps: int, index: int) -> tuple[Draws, Draws]:
     return total / steps, picked[:, 0]
 
 
-def _trend_factors(profile: StepProfile, work: TrialWork, priors: Priors):
-    """A function from phase to the draws of its mean factor over the steps ahead, and a note.
+def _log_length_changes(profile: StepProfile, work: TrialWork, priors: Priors) -> tuple[Draws, list[str]]:
+    """Logarithm of the length against that of the measured steps, shape [DRAWS, points of the steps ahead], and notes.
 
-    Two hypotheses are weighed by their evidence: no trend, and a normal prior of the slope with the data's likelihood.
+    Two hypotheses are weighed by their evidence: no trend, and a slope with a normal prior.
     """
     import numpy as np
 
@@ -338,18 +375,8 @@ def _trend_factors(profile: StepProfile, work: TrialWork, priors: Priors):
         change = change + math.log(work.tokens_per_completion / trend.mean_tokens)
     if work.max_completion_tokens is not None and trend.mean_tokens is not None:
         change = np.minimum(change, math.log(work.max_completion_tokens / trend.mean_tokens))
-
-    def factor(phase: str) -> Draws:
-        exponent, exponent_error = profile.length_exponents.get(phase, (0.0, 0.0))
-        power = np.maximum(exponent + exponent_error * normal(f"length {phase}"), 0.0)
-        return np.exp(power[:, None] * change).mean(axis=1)
-
-    note = ""
-    if chance > 0.8:
-        note = (
-            f"the {'length of completions' if trend.of == 'tokens' else 'time of a step'} changes as training goes on"
-        )
-    return factor, note
+    subject = "length of completions" if trend.of == "tokens" else "time of a step"
+    return change, [f"the {subject} changes as training goes on"] if chance > 0.8 else []
 
 
 def slope_posterior(slope: float, error: float, spread: float, probability: float) -> tuple[float, float, float]:
@@ -452,9 +479,3 @@ def _makespan(walls: Sequence[Draws], sweep: SweepWork) -> Draws:
         gap = sweep.between_trials_seconds if i >= busy.shape[1] else 0.0
         busy[np.arange(DRAWS), first] += wall + gap
     return busy.max(axis=1)
-
-
-def _not_negative(draws: Draws) -> Draws:
-    import numpy as np
-
-    return np.maximum(draws, 0.0)

@@ -21,7 +21,7 @@ _BASES: tuple[Basis, ...] = ("measured", "scaled", "prior")
 class Priors:
     """Errors are standard deviations; `log_error` means of the logarithm, so 0.1 is about 10 %."""
 
-    level_log_error: float = 0.02
+    level_log_error: float = 0.025
     """How far later steps, or another trial of the same settings, lie from the measured level: 31 public runs of 50 to
     700 steps on one card."""
     size_log_error: float = 0.03
@@ -48,7 +48,7 @@ class Priors:
     """What remains of the sampling seconds when no step waits for its longest completion."""
     async_rollout_log_error: float = 0.25
 
-    flops_exponent: float = 0.8
+    flops_exponent: float = 0.77
     """Training time falls with peak FLOP/s to this power: faster cards reach a smaller share of their peak."""
     bandwidth_exponent: float = 0.5
     """The same for sampling and memory bandwidth: small models are bound by launches, large ones by bandwidth."""
