@@ -167,6 +167,46 @@ def rest_of_run(name: str, real: RealRun, measured: int = 20) -> Result:
     )
 
 
+def one_run_of_each_size(data: Path) -> list[RealRun]:
+    """One trial of the one-card sweep for each prompts x G."""
+    sizes: dict[tuple[int, int], RealRun] = {}
+    for name, real in real_runs(data).items():
+        if name.startswith("02_"):
+            sizes.setdefault((real.prompts, real.group), real)
+    return list(sizes.values())
+
+
+def other_sizes(data: Path) -> tuple[list[Result], list[Result]]:
+    """Steps, and elapsed time, of a trial from two trials of other sizes; all choices of three."""
+    steps_only, elapsed = [], []
+    sizes = one_run_of_each_size(data)
+    for (a, b), c in itertools.product(itertools.combinations(sizes, 2), sizes):
+        if c in (a, b) or a.completions == b.completions:
+            continue
+        trial = forecast_trial([a.run, b.run], TrialWork(len(c.run.steps), c.prompts, c.group, 1))
+        p50, p90 = (
+            sum(getattr(x, p) for x in trial.categories if x.name in ("rollout", "train")) / NS
+            for p in ("p50_ns", "p90_ns")
+        )
+        same = (a.seconds() + b.seconds()) / 2.0
+        proportional = (a.seconds() + b.seconds()) / (a.completions + b.completions) * c.completions
+        name = f"{a.prompts}x{a.group} and {b.prompts}x{b.group} to {c.prompts}x{c.group}"
+        # Categories have no P10: the interval of the steps is taken as symmetric.
+        steps_only.append(Result(name, c.seconds(), 2 * p50 - p90, p50, p90, (same, proportional)))
+        elapsed.append(result(name, (c.run.elapsed_ns or 0) / NS, trial, (same, proportional)))
+    return steps_only, elapsed
+
+
+def from_one_size(data: Path) -> Iterator[Result]:
+    """Elapsed time of a trial from one trial of another size: its lines come from priors."""
+    for a, c in itertools.permutations(one_run_of_each_size(data), 2):
+        if a.completions != c.completions:
+            trial = forecast_trial([a.run], TrialWork(len(c.run.steps), c.prompts, c.group, 1))
+            proportional = a.seconds() / a.completions * c.completions
+            name = f"{a.prompts}x{a.group} to {c.prompts}x{c.group}"
+            yield result(name, (c.run.elapsed_ns or 0) / NS, trial, (a.seconds(), proportional))
+
+
 def sweep_table(data: Path) -> None:
     """The one-card sweep of 17 trials."""
     runs = {name: real for name, real in real_runs(data).items() if name.startswith("02_")}
@@ -180,47 +220,11 @@ def sweep_table(data: Path) -> None:
         baselines,
         "median 5 %, worst 10 %",
     )
-    sizes = {}
-    for real in runs.values():
-        sizes.setdefault((real.prompts, real.group), real)
-    steps_only, elapsed, one_only = [], [], []
-    for a, b in itertools.permutations(sizes.values(), 2):
-        if a.completions < b.completions:
-            continue
-        for c in sizes.values():
-            if c in (a, b) or a.completions == b.completions:
-                continue
-            trial = forecast_trial([a.run, b.run], TrialWork(len(c.run.steps), c.prompts, c.group, 1))
-            inside = sum(x.p50_ns for x in trial.categories if x.name in ("rollout", "train"))
-            inside_p90 = sum(x.p90_ns for x in trial.categories if x.name in ("rollout", "train"))
-            per_completion = (a.seconds() + b.seconds()) / (a.completions + b.completions)
-            name = f"{a.prompts}x{a.group} and {b.prompts}x{b.group} to {c.prompts}x{c.group}"
-            low = 2 * inside - inside_p90
-            flat = (a.seconds() + b.seconds()) / 2.0
-            steps_only.append(
-                Result(
-                    name, c.seconds(), low / NS, inside / NS, inside_p90 / NS, (flat, per_completion * c.completions)
-                )
-            )
-            whole = (c.run.elapsed_ns or 0) / NS
-            elapsed.append(result(name, whole, trial, (flat, per_completion * c.completions)))
-    for a, c in itertools.permutations(sizes.values(), 2):
-        if a.completions == c.completions:
-            continue
-        trial = forecast_trial([a.run], TrialWork(len(c.run.steps), c.prompts, c.group, 1))
-        whole = (c.run.elapsed_ns or 0) / NS
-        one_only.append(
-            result(
-                f"{a.prompts}x{a.group} to {c.prompts}x{c.group}",
-                whole,
-                trial,
-                (a.seconds(), a.seconds() / a.completions * c.completions),
-            )
-        )
+    steps_only, elapsed = other_sizes(data)
     scaled = ("same steps", "per completion")
     table("steps of another prompts x G, from two trials", steps_only, scaled, "5 %")
     table("elapsed of another prompts x G, from two", elapsed, scaled, "5 %")
-    table("elapsed of another prompts x G, from one", one_only, scaled)
+    table("elapsed of another prompts x G, from one", list(from_one_size(data)), scaled)
     same = [real for real in runs.values() if (real.prompts, real.group) == (8, 8) and "mu" not in real.run.name]
     again = [
         result(
@@ -281,26 +285,28 @@ def verl_run(path: Path) -> tuple[tuple[MeasuredStep, ...], dict[int, int]]:
     return tuple(steps), evaluations
 
 
+def verl_result(path: Path, measured: int) -> Result:
+    """All timed seconds after the first `measured` steps, evaluations included."""
+    steps, evaluations = verl_run(path)
+    seen = tuple(OffStep("evaluation", ns) for step, ns in evaluations.items() if step <= measured)
+    run = MeasuredRun("verl", TRAINER, MODEL, TASK, CARD.card_type, steps[:measured], seen)
+    ahead = sum(step > measured for step in evaluations)
+    trial = forecast_trial([run], TrialWork(len(steps), 256, 1, 1, evaluations=ahead, steps_done=measured))
+    actual = sum(s.seconds for s in steps[measured:])
+    actual += sum(ns for step, ns in evaluations.items() if step > measured) / NS
+    first = [s.seconds for s in steps[:measured]]
+    left = len(steps) - measured
+    return result("verl", actual, trial, (statistics.fmean(first) * left, first[-1] * left))
+
+
 def verl_table(data: Path) -> None:
     path = data / "verl_logs" / "qwen2.5-0.5b-gsm8k-ppo.log"
     if not path.exists():
+        print(f"\nverl: skipped, {path} is absent")
         return
-    steps, evaluations = verl_run(path)
-    print(f"\nverl log, {len(steps)} steps, evaluation after every 10th: from the first steps to all timed seconds")
+    print("\nverl log of 435 steps, evaluation after every 10th: from the first steps to all timed seconds")
     for measured in (20, 50, 100):
-        seen = tuple(OffStep("evaluation", ns) for step, ns in evaluations.items() if step <= measured)
-        run = MeasuredRun("verl", TRAINER, MODEL, TASK, CARD.card_type, steps[:measured], seen)
-        ahead = sum(step > measured for step in evaluations)
-        trial = forecast_trial([run], TrialWork(len(steps), 256, 1, 1, evaluations=ahead, steps_done=measured))
-        actual = sum(s.seconds for s in steps[measured:])
-        actual += sum(ns for step, ns in evaluations.items() if step > measured) / NS
-        first = [s.seconds for s in steps[:measured]]
-        left = len(steps) - measured
-        table(
-            f"from steps 1 to {measured}",
-            [result("verl", actual, trial, (statistics.fmean(first) * left, first[-1] * left))],
-            ("mean step", "last step"),
-        )
+        table(f"from steps 1 to {measured}", [verl_result(path, measured)], ("mean step", "last step"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -370,6 +376,17 @@ def simulated_table(_: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def league_results(
+    rows: Sequence[league.Published],
+) -> Iterator[tuple[league.Published, league.Published, Result]]:
+    """Each row beside the row that it is predicted from, with priors estimated without its set."""
+    for base, row in league.league_pairs(rows):
+        step = league.predict_row(base, row, league.refit([r for r in rows if r.pair != row.pair]))
+        ideal = base.step * (row.completions / base.completions) / (row.cards / base.cards)
+        name = f"{row.pair} {base.row}->{row.row}"
+        yield base, row, Result(name, row.step, step.p10 / NS, step.p50 / NS, step.p90 / NS, (base.step, ideal))
+
+
 def league_table(data: Path) -> None:
     rows = league.published(data)
     print("\nPublished step times: each row from the first of its set, with priors of the other sets")
@@ -380,15 +397,11 @@ def league_table(data: Path) -> None:
         f"half work {fitted.rollout_half_work:.0f} (sampling) and {fitted.train_half_work:.1f} (training)"
     )
     results: dict[str, list[Result]] = {}
-    for base, row in league.league_pairs(rows):
-        priors = league.refit([r for r in rows if r.pair != row.pair])
-        step = league.predict_row(base, row, priors)
-        ideal = base.step * (row.completions / base.completions) / (row.cards / base.cards)
-        name = f"{row.pair} {base.row}->{row.row}"
-        found = Result(name, row.step, step.p10 / NS, step.p50 / NS, step.p90 / NS, (base.step, ideal))
+    for base, row, found in league_results(rows):
         results.setdefault(_comparison(base, row), []).append(found)
         print(
-            f"  {name:<40} {base.cards:>3}->{row.cards:<3} {row.asynchronous or 'sync':<12} printed {found.actual:7.2f}"
+            f"  {found.name:<40} {base.cards:>3}->{row.cards:<3} {row.asynchronous or 'sync':<12} "
+            f"printed {found.actual:7.2f}"
             f"  P10 {found.p10:7.2f}  P50 {found.p50:7.2f}  P90 {found.p90:7.2f}  error {100 * found.error:+6.1f} %"
         )
     baselines = ("same seconds", "ideal speed-up")

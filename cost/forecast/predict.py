@@ -37,7 +37,7 @@ _TREND_POINTS = 32
 _SECONDS_TREND_SHARE = 0.5
 """A step's own time changes less than the length: only a part of it follows the length."""
 _LARGEST_LOG_CHANGE = math.log(4.0)
-_ONE_TIME_PROBABILITY = 0.6
+_ONE_TIME_PROBABILITY = 0.7
 """That a single incident among the measured steps does not come again."""
 _OFF_STEP_CATEGORY = {
     "start": "startup",

@@ -202,7 +202,7 @@ def _check_count(usable: Sequence[UsableSteps]) -> None:
             left_out[reason] = left_out.get(reason, 0) + count
     why = "".join(f"; {count} left out: {reason}" for reason, count in left_out.items())
     raise ForecastError(
-        f"{found} usable steps{why}. A profile needs at least {MIN_STEPS}: measure {MIN_STEPS - found} more"
+        f"usable: {_steps(found)}{why}. A profile needs at least {MIN_STEPS}: measure {MIN_STEPS - found} more"
     )
 
 
@@ -343,6 +343,8 @@ def _off_steps(
         seconds = [s for s, _ in observed]
         mean = statistics.fmean(seconds)
         if mean == 0.0:
+            if kind != "warm_up":
+                yield OffStepFit(kind, 0.0, 0.0, len(observed), tuple(n for _, n in observed))
             continue
         if len(observed) > 1:
             # The mean of n observations is uncertain too: a further one lies sqrt(1 + 1/n) deviations from it.
@@ -363,6 +365,10 @@ def _notes(usable: Sequence[UsableSteps], incidents: int) -> Iterable[str]:
             left_out[reason] = left_out.get(reason, 0) + count
         yield from part.notes
     for reason, count in left_out.items():
-        yield f"{count} steps left out: {reason}"
+        yield f"{_steps(count)} left out: {reason}"
     if incidents:
-        yield f"{incidents} steps took more than {_INCIDENT_RATIO:g} times the usual time and count as incidents"
+        yield f"{_steps(incidents)} took more than {_INCIDENT_RATIO:g} times the usual time: counted as incidents"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
