@@ -279,7 +279,7 @@ def _trial(
                 continue
             fit = OffStepFit(kind, _UNMEASURED_SECONDS[kind], _UNMEASURED_LOG_ERROR, 0, (), basis="prior")
             notes.append(f"{kind} was not measured: {fit.seconds:g} s each, within a factor of 2.5")
-        seconds = _off_step_seconds(fit, count, work.steps, index)
+        seconds = _off_step_seconds(fit, count, work, index)
         rests_on: list[Basis] = [fit.basis]
         if kind == "evaluation" and measured_on is not None:
             seconds = seconds * hardware_ratio("rollout", measured_on, hardware, priors)
@@ -411,6 +411,12 @@ def _negative_binomial(successes: int, probability: float, name: str) -> Draws:
     """Counts to come when `successes` were seen in the share `probability` of all steps, by inversion."""
     import numpy as np
 
+    odds = (1.0 - probability) / probability
+    if successes > 50 or successes * odds > 500.0:
+        # A Poisson count whose rate has a gamma distribution; far above 1 the rate is all of its spread.
+        # Gamma quantiles: E. B. Wilson, M. M. Hilferty, "The distribution of chi-square", 1931.
+        root = 1.0 - 1.0 / (9.0 * successes) + normal(name) / (3.0 * math.sqrt(successes))
+        return odds * successes * np.maximum(root, 0.0) ** 3
     term = probability**successes
     below = [term]
     while below[-1] < 1.0 - 0.5 / DRAWS and len(below) < 20_000:
@@ -429,20 +435,22 @@ def _off_step_counts(profile: StepProfile, work: TrialWork) -> dict[str, int]:
     return {kind: count for kind, count in counts.items() if count and (kind not in optional or profile.off_step(kind))}
 
 
-def _off_step_seconds(fit: OffStepFit, count: int, steps: int, index: int) -> Draws:
+def _off_step_seconds(fit: OffStepFit, count: int, work: TrialWork, index: int) -> Draws:
     import numpy as np
 
-    seconds = fit.seconds
-    if fit.kind == "other" and fit.steps:
-        measured = sum(fit.steps) / len(fit.steps)
-        if fit.seconds_per_step is not None:
-            seconds = max(0.0, seconds + fit.seconds_per_step * (steps - measured))
-        elif steps != measured:
-            # Runs of one length do not show whether unexplained time grows with the steps: every share is as likely.
-            share = uniform("unexplained")
-            seconds = seconds * (1.0 - share + share * steps / measured)
-    error = np.roll(normal(f"off-step {fit.kind}"), 97 * index)
-    return count * seconds * np.exp(fit.log_error * error)
+    error = np.exp(fit.log_error * np.roll(normal(f"off-step {fit.kind}"), 97 * index))
+    if fit.kind != "other" or not fit.steps:
+        return count * fit.seconds * error
+    measured = sum(fit.steps) / len(fit.steps)
+    if fit.seconds_per_step is not None:
+        growing = fit.seconds_per_step * measured
+    elif work.steps_left == measured:
+        return fit.seconds * error
+    else:
+        # Runs of one length do not show how much of the unexplained time grows with the steps: every share is as likely.
+        growing = fit.seconds * uniform("unexplained")
+    once = 0.0 if work.steps_done else fit.seconds - growing
+    return (once + growing * work.steps_left / measured) * error
 
 
 def _preempted(preemptions: Preemptions, parts: Mapping[str, Draws], step: Draws, index: int) -> dict[str, Draws]:

@@ -81,7 +81,7 @@ class Trend:
 
 @dataclass(frozen=True)
 class OffStepFit:
-    """Time outside of steps of one kind: per evaluation, checkpoint or saving; for other kinds per trial."""
+    """Time outside of steps of one kind: per evaluation or checkpoint; for other kinds per trial."""
 
     kind: str
     seconds: float
@@ -326,7 +326,7 @@ def _off_steps(
     for run, part in zip(runs, usable, strict=True):
         per_trial: dict[str, int] = {}
         for off in run.off_steps:
-            if off.kind in ("evaluation", "checkpoint", "saving"):
+            if off.kind in ("evaluation", "checkpoint"):
                 seen.setdefault(off.kind, []).append((off.ns / NS_PER_SECOND, len(run.steps)))
             else:
                 per_trial[off.kind] = per_trial.get(off.kind, 0) + off.ns

@@ -90,6 +90,20 @@ def test_unexplained_time_contains_what_was_not_measured_apart() -> None:
     assert "evaluation" not in parts(forecast.trials[0])
 
 
+def test_unexplained_time_of_a_running_trial_is_only_what_grows_with_its_steps() -> None:
+    runs = [run(20, off_steps={}, elapsed_ns=ns(160 + 14)), run(60, off_steps={}, elapsed_ns=ns(480 + 22))]
+    trial = predict(fit_profile(runs), sweep(replace(WORK, steps_done=100)), priors=EXACT).trials[0]
+    # 10 s once and 0.2 s a step: the 100 steps ahead take 20 s more.
+    assert parts(trial)["other"] == pytest.approx(20.0, rel=0.05)
+
+
+def test_many_incidents_keep_their_rate() -> None:
+    values = [8.0] * 1_100 + [80.0] * 100
+    profile = fit_profile([run([step(i, rollout=s) for i, s in enumerate(values, start=1)])])
+    trial = predict(profile, sweep(replace(WORK, steps=12_000)), priors=EXACT).trials[0]
+    assert seconds(trial.wall_ns.p50) == pytest.approx(12_000 * 8.0 + 1_000 * 72.0, rel=0.01)
+
+
 def test_cards_that_no_trial_uses_are_idle() -> None:
     profile = fit_profile([run(20)])
     work = replace(WORK, steps=100)
