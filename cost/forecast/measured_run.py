@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cost.forecast.sampling import NS_PER_SECOND, ForecastError
 
 MIN_STEPS = 5
-"""A spread cannot be told from fewer usable steps."""
+"""Fewer usable steps do not show a spread."""
 OFF_STEP_KINDS = ("start", "model_load", "evaluation", "checkpoint", "saving", "other")
 """Time of a run that lies outside of its steps. `other` is the part of the elapsed time that nothing else explains."""
 

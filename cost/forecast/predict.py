@@ -447,7 +447,7 @@ def _off_step_seconds(fit: OffStepFit, count: int, work: TrialWork, index: int) 
     elif work.steps_left == measured:
         return fit.seconds * error
     else:
-        # Runs of one length do not show how much of the unexplained time grows with the steps: every share is as likely.
+        # Runs of one length do not show how much of it grows with the steps: every share is as likely.
         growing = fit.seconds * uniform("unexplained")
     once = 0.0 if work.steps_done else fit.seconds - growing
     return (once + growing * work.steps_left / measured) * error

@@ -22,7 +22,7 @@ class Priors:
     """Errors are standard deviations; `log_error` means of the logarithm, so 0.1 is about 10 %."""
 
     level_log_error: float = 0.025
-    """How far later steps, or another trial of the same settings, lie from the measured level: 31 public runs of 50 to
+    """How far later steps, or another trial of the same settings, lie from the measured level: 33 public runs of 50 to
     700 steps on one card."""
     size_log_error: float = 0.03
     """A line through other sizes, at a size that was not measured: a public one-card sweep of five sizes."""

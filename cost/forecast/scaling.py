@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from cost.forecast.hardware import Hardware, ModelSize
 from cost.forecast.priors import Basis, Priors, half_work, weakest
-from cost.forecast.sampling import ForecastError, normal
+from cost.forecast.sampling import DRAWS, ForecastError, normal
 from cost.forecast.step_profile import Level, StepProfile
 
 if TYPE_CHECKING:
     from cost.forecast.sampling import Draws
 
 _BOUND_BY = {"rollout": "bandwidth", "train": "flops", "logprob": "flops"}
-"""What of the hardware a phase follows; others do not change with the card."""
+"""Which figure of the hardware a phase depends on. Phases without an entry do not change with the card."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,10 @@ def phases_at(
             raise ForecastError(
                 "steps measured on one card need the model's size and the hardware for a forecast on several cards"
             )
-        for phase, draws in communication(model, hardware, size.cards, updates_per_step, priors).items():
-            seconds[phase] = seconds[phase] + draws if phase in seconds else draws
+        added = communication_seconds(model, hardware, size.cards, updates_per_step, priors)
+        error = {"train": np.ones(DRAWS), "sync": np.exp(priors.broadcast_log_error * normal("broadcast"))}
+        for phase, extra in added.items():
+            seconds[phase] = seconds.get(phase, np.zeros(DRAWS)) + extra * error[phase]
             basis.setdefault(phase, "prior")
         for phase in ("train", "logprob"):
             if phase in seconds:
@@ -147,25 +149,21 @@ def hardware_ratio(phase: str, measured_on: Hardware, hardware: Hardware, priors
     return np.exp(log_ratio + error * normal("hardware"))
 
 
-def communication(
+def communication_seconds(
     model: ModelSize, hardware: Hardware, cards: int, updates_per_step: int, priors: Priors
-) -> dict[str, Draws]:
+) -> dict[str, float]:
     """Seconds that data parallelism adds to a step on one machine: gradient exchange (train) and weight sync (sync).
 
     A ring all-reduce moves 2 (n - 1) / n of the gradient bytes through each card (P. Patarasuk, X. Yuan, "Bandwidth
     optimal all-reduce algorithms for clusters of workstations", 2009).
     """
-    import numpy as np
-
     if hardware.interconnect_gb_per_s <= 0:
         raise ForecastError(
             f"{hardware.card_type} has no interconnect: a trial on {cards} of its cards cannot be forecast"
         )
     one_way = hardware.interconnect_gb_per_s / 2.0 * 1e9
     reduce = 2.0 * (cards - 1) / cards * model.gradient_bytes / (one_way * priors.all_reduce_efficiency)
-    sync = model.weight_bytes / (priors.broadcast_gb_per_s * 1e9)
-    error = np.exp(priors.broadcast_log_error * normal("broadcast"))
-    return {"train": updates_per_step * reduce * np.ones_like(error), "sync": sync * error}
+    return {"train": updates_per_step * reduce, "sync": model.weight_bytes / (priors.broadcast_gb_per_s * 1e9)}
 
 
 def straggler_factor(size: Size, priors: Priors) -> float:

@@ -258,8 +258,11 @@ def _levels(usual: Mapping[_Size, Sequence[MeasuredStep]], phases: Sequence[str]
 def _winsorised(values: Sequence[float]) -> list[float]:
     """Values pulled in to three robust deviations from their median."""
     middle = statistics.median(values)
-    reach = _WINSORISE_DEVIATIONS * 1.4826 * statistics.median(abs(v - middle) for v in values)
-    return [min(max(v, middle - reach), middle + reach) for v in values] if reach else list(values)
+    deviations = [abs(v - middle) for v in values]
+    # Where more than half of the values are equal, as in times of whole seconds, the median deviation is 0.
+    robust = 1.4826 * statistics.median(deviations) or 1.2533 * statistics.fmean(deviations)
+    reach = _WINSORISE_DEVIATIONS * robust
+    return [min(max(v, middle - reach), middle + reach) for v in values]
 
 
 def _slope(groups: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, float]:

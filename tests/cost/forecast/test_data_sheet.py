@@ -101,6 +101,20 @@ def test_phases_follow_from_parameters_tokens_and_data_sheet() -> None:
     assert seconds == pytest.approx({"rollout": 10.0 + forward, "logprob": forward, "train": 3 * forward})
 
 
+def test_several_cards_exchange_gradients_and_weights() -> None:
+    one, eight = (stage(SMALL_FULL, "h100x8", cards, "vllm").trials[0].categories for cards in (1, 8))
+    assert "sync" not in {c.name for c in one}
+    # 1.2 GB of weights at 10 GB/s, in 200 steps.
+    assert next(c.p50_ns for c in eight if c.name == "sync") / 1e9 == pytest.approx(200 * 0.12, rel=0.1)
+
+
+def test_a_slow_processor_reaches_at_most_half_of_its_peak() -> None:
+    rough = stage(ModelSize(135e6, 135e6), "cpu", 1, "transformers").trials[0]
+    operations = 200 * 64 * 500 * 6 * 135e6
+    train = next(c.p50_ns for c in rough.categories if c.name == "train") / 1e9
+    assert train == pytest.approx(operations / (0.5 * 0.5e12), rel=0.05)
+
+
 @pytest.mark.parametrize("change", [{"tflops": 0.0}, {"memory_gb_per_s": -1.0}, {"memory_gib": float("nan")}])
 def test_a_machine_without_figures_is_refused(change: dict[str, float]) -> None:
     figures = {"tflops": 1.0, "memory_gb_per_s": 1.0, "memory_gib": 1.0, **change}
