@@ -178,6 +178,14 @@ def plain(value: Decimal) -> str:
     return "0" if text == "-0" else text
 
 
+def money_text(amount: Money) -> str:
+    """An amount for people, with its currency: two decimal places, or up to nine where two would show a zero."""
+    for places in (2, 4, 6):
+        if abs(amount.pico) >= 10 ** (12 - places) * 5 or not amount.pico:
+            return f"{amount.amount:.{places}f} {amount.currency}"
+    return f"{amount.amount:.9f} {amount.currency}"
+
+
 def pico_text(pico: int) -> str:
     """An amount of 1e-12 units as an exact decimal text in units of the currency."""
     return plain(Decimal(pico).scaleb(-12, _EXACT))

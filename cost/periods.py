@@ -1,6 +1,7 @@
-"""Days, weeks and months of a time zone, as instants: where to cut a charge, and what to call each piece.
+"""UTC instants as text, and the days, weeks and months of a time zone.
 
-Inside the books everything is UTC; a zone decides only where a day begins. A day of 23 or 25 hours is a day.
+An instant is integer nanoseconds since 1970-01-01 UTC. `instant_text` and `instant_ns` are the only functions that
+format and parse one. A time zone only decides where a day begins; a day of 23 or 25 hours is one day.
 """
 
 from __future__ import annotations
@@ -11,11 +12,48 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cost.records import LedgerError
 
 PERIODS = ("day", "week", "month")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NS = 10**9
 
 
+def instant_text(at_ns: int) -> str:
+    """An instant as `2026-11-29T08:00:00Z`; fractions of a second are cut off."""
+    return utc_datetime(at_ns).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def day_text(at_ns: int) -> str:
+    """The UTC day of an instant as `2026-11-29`."""
+    return utc_datetime(at_ns).date().isoformat()
+
+
+def utc_datetime(at_ns: int) -> datetime:
+    """An instant as a datetime in UTC, to the second."""
+    return _EPOCH + timedelta(seconds=at_ns // _NS)
+
+
+def instant_ns(text: str | date, zone: tzinfo = UTC) -> int:
+    """The instant of `2026-11-29` (the day's midnight), `2026-11-29T08:00` or `2026-11-29T08:00:00Z`.
+
+    A date or a datetime is accepted as well. `zone` applies where the text or the datetime has no offset.
+
+    Raises:
+        LedgerError: the text is not a date.
+    """
+    if isinstance(text, datetime):
+        moment = text
+    elif isinstance(text, date):
+        moment = datetime.combine(text, time(0))
+    else:
+        try:
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        except ValueError as error:
+            raise LedgerError(f"{text!r} is not a date; write 2026-11-29 or 2026-11-29T08:00:00Z") from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=zone)
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
 def zone_of(name: str) -> tzinfo:
-    """The time zone of an IANA name. Raises LedgerError where there is none."""
+    """The time zone of an IANA name. Raises LedgerError for an unknown name."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -23,11 +61,18 @@ def zone_of(name: str) -> tzinfo:
 
 
 def period_start(at_ns: int, period: str, zone: tzinfo) -> date:
-    """First day of the day, week (from Monday) or month in which an instant lies."""
-    day = datetime.fromtimestamp(at_ns // _NS, UTC).astimezone(zone).date()
+    """First day of the day, week (from Monday) or month that contains an instant."""
+    day = utc_datetime(at_ns).astimezone(zone).date()
     if period == "week":
         return day - timedelta(days=day.weekday())
     return day.replace(day=1) if period == "month" else day
+
+
+def next_start(first: date, period: str) -> date:
+    """First day of the period after the one that begins on `first`."""
+    if period == "month":
+        return date(first.year + first.month // 12, first.month % 12 + 1, 1)
+    return first + timedelta(days=7 if period == "week" else 1)
 
 
 def period_name(at_ns: int, period: str, zone: tzinfo) -> str:
@@ -38,36 +83,35 @@ def period_name(at_ns: int, period: str, zone: tzinfo) -> str:
     return first.isoformat()[:7] if period == "month" else first.isoformat()
 
 
+def month_of(at_ns: int) -> tuple[int, int]:
+    """The UTC month that contains an instant: its first instant, and that of the next month."""
+    first = period_start(at_ns, "month", UTC)
+    return midnight_ns(first, UTC), midnight_ns(next_start(first, "month"), UTC)
+
+
+def month_bounds(name: str) -> tuple[int, int]:
+    """First instant of the UTC month `2026-11`, and of the next month.
+
+    Raises:
+        LedgerError: the text is not a month.
+    """
+    try:
+        first = date.fromisoformat(f"{name}-01")
+    except ValueError as error:
+        raise LedgerError(f"{name!r} is not a month; write for example 2026-11") from error
+    return month_of(midnight_ns(first, UTC))
+
+
 def midnight_ns(day: date, zone: tzinfo) -> int:
     """The instant at which a day begins in a zone."""
-    start = datetime.combine(day, time(0), zone)
-    return int(start.timestamp()) * _NS
+    return int(datetime.combine(day, time(0), zone).timestamp()) * _NS
 
 
 def period_edges(from_ns: int, to_ns: int, period: str, zone: tzinfo) -> list[int]:
-    """Every beginning of a period from the one that holds `from_ns` to the first one after `to_ns`, sorted."""
+    """The first instant of each period, from the period that contains `from_ns` to the first one after `to_ns`."""
     day = period_start(from_ns, period, zone)
-    edges = []
-    while True:
+    edges = [midnight_ns(day, zone)]
+    while edges[-1] <= to_ns:
+        day = next_start(day, period)
         edges.append(midnight_ns(day, zone))
-        if edges[-1] > to_ns:
-            return edges
-        if period == "month":
-            day = date(day.year + day.month // 12, day.month % 12 + 1, 1)
-        else:
-            day += timedelta(days=7 if period == "week" else 1)
-
-
-def instant_in(text: str, zone: tzinfo) -> int:
-    """UTC nanoseconds of `2026-11-29` or `2026-11-29T08:00` in a zone; an offset in the text wins over the zone.
-
-    Raises:
-        LedgerError: it is no date.
-    """
-    try:
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError as error:
-        raise LedgerError(f"{text!r} is no date; write 2026-11-29 or 2026-11-29T08:00") from error
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=zone)
-    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return delta // timedelta(microseconds=1) * 1000
+    return edges

@@ -11,10 +11,21 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
 
-import msgspec
-
 PHASES = ("startup", "rollout", "reward", "logprob", "train", "sync", "evaluation", "checkpoint", "recovery", "other")
 """Kinds of time that a trial reports. `other` is also what it did not report."""
+
+OVERHEADS = (
+    *("startup", "idle", "teardown", "unassigned", "billing_increment", "unused_commitment"),
+    *("storage", "egress", "requests", "fee", "tax", "credit", "refund", "fx", "adjustment", "purchase", "stopped"),
+)
+"""Categories of cost outside any trial.
+
+`unassigned`: no sweep was attached to the machine. `purchase`: the bill of a commitment, whose cost is amortised over
+its term under other categories. `stopped`: the machine was leased and did not run, billed or not.
+"""
+
+CATEGORIES = (*PHASES, "lost_work", *(name for name in OVERHEADS if name not in PHASES))
+"""Every category of cost, in the order of the report's columns."""
 
 OUTCOMES = ("COMPLETED", "PRUNED", "FAILED", "PREEMPTED", "BUDGET_STOPPED", "CANCELLED", "LOST")
 """How an attempt's use of cards can end. LOST: its driver died, and it was closed at its last heartbeat."""
@@ -176,7 +187,9 @@ class StoredEvent:
 
 
 def read_json(text: str | bytes) -> Any:
-    """What `text` says. Half a surrogate pair, as file names may have, only the slower reader knows."""
+    """The value of a JSON text. Half surrogate pairs, which file names may contain, need the slower decoder."""
+    import msgspec  # here: it takes 30 ms to load, and many commands read no event
+
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cost.bills.reader import Bill, BillLine, day_text
+from cost.bills.reader import Bill, BillLine
+from cost.periods import day_text
 from cost.records import Lease
 
 NS = 10**9

@@ -13,7 +13,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -23,7 +23,9 @@ from zoneinfo import ZoneInfo
 import yaml
 
 from cost.money import pico_of
-from cost.prices.book import DEFAULT_FOLDER, PriceError, instant_ns
+from cost.periods import day_text, instant_ns
+from cost.prices.book import DEFAULT_FOLDER, PriceError
+from cost.records import LedgerError
 
 KINDS = ("machine", "storage", "egress", "requests", "fee", "tax", "credit", "refund", "purchase")
 FIELDS = (
@@ -292,10 +294,9 @@ class _LineReader:
             except ValueError:
                 continue
         try:
-            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError:
-            raise BillError(f"{where}: {text!r} is not a date; write 2026-11-29 or 2026-11-29T08:00:00Z") from None
-        return instant_ns(moment if moment.tzinfo else moment.replace(tzinfo=self._zone))
+            return instant_ns(text, self._zone)
+        except LedgerError as error:
+            raise BillError(f"{where}: {error}") from None
 
     def _kind(self, cells: Sequence[str]) -> str:
         kind = self._map.categories.get(self._cell(cells, "category"), "machine")
@@ -323,10 +324,6 @@ def period_of(bill: Bill) -> tuple[int, int]:
     first = min(line.from_ns for line in bill.lines)
     last = max(line.to_ns for line in bill.lines)
     return first // _DAY_NS * _DAY_NS, -(-last // _DAY_NS) * _DAY_NS
-
-
-def day_text(at_ns: int) -> str:
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=at_ns // 10**9)).date().isoformat()
 
 
 def summary(bill: Bill) -> dict[str, Any]:

@@ -17,21 +17,10 @@ from itertools import pairwise
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import largest_remainder
 from cost.prices.billing import Segment
-from cost.records import DIED, PHASES, Attachment, LeaseState, Usage
-
-OVERHEADS = (
-    *("startup", "idle", "teardown", "unassigned", "billing_increment", "unused_commitment"),
-    *("storage", "egress", "requests", "fee", "tax", "credit", "refund", "fx", "adjustment", "purchase", "stopped"),
-)
-"""Categories outside a trial. `unassigned`: no sweep was attached to the machine. `purchase`: the purchase of a
-commitment, which costs nothing itself because its price is amortised, but is billed. `stopped`: the lease was open and
-the machine did not run, billed or not."""
+from cost.records import DIED, Attachment, LeaseState, Usage
 
 TIMED = ("machine", "stopped")
 """Categories of the segments that are split by the use of the machine's cards."""
-
-CATEGORIES = (*PHASES, "lost_work", *(name for name in OVERHEADS if name not in PHASES))
-"""All categories, in the order of the report's columns."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from math import floor
 from cost.ledger.journal import Journal
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import Money
-from cost.periods import period_name
+from cost.periods import instant_text, period_name
 from cost.prices.billing import Segment
-from cost.prices.book import NS_PER_HOUR, PriceBook, PriceError, in_force, instant_text, pico_per_hour
+from cost.prices.book import NS_PER_HOUR, PriceBook, PriceError, in_force, pico_per_hour
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError
 
 STREAM = "commitments"

@@ -17,9 +17,9 @@ from itertools import pairwise
 
 from cost.ledger.journal import Journal
 from cost.ledger.machine_states import RUNNING, Stretch
-from cost.periods import period_name
+from cost.periods import instant_text, period_name
 from cost.prices.billing import BillingRule, Segment, quantity_pico, rule_for, storage_pico
-from cost.prices.book import MissingPriceError, PriceBook, PriceRow, add_command, in_force, instant_text
+from cost.prices.book import MissingPriceError, PriceBook, PriceRow, add_command, in_force
 from cost.records import IntegrityError, LedgerError
 
 STREAM = "metered"

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json, table_text
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.reports.text_table import table_text
 
 commitments_app = typer.Typer(
     no_args_is_help=True,
@@ -33,10 +34,10 @@ def add_commitment(
     """Enter what was bought; the same again changes nothing. Leases on it carry the tag commitment=NAME."""
     from cost.charges.commitments import Commitment, add_commitment
     from cost.money import Money
-    from cost.periods import instant_in, zone_of
+    from cost.periods import instant_ns
 
     with open_ledger(root, db, write=True, create=True) as ledger:
-        start, stop = (instant_in(text, zone_of("UTC")) for text in (since, until))
+        start, stop = (instant_ns(text) for text in (since, until))
         paid = Money.parse(price)
         add_commitment(
             ledger,
@@ -50,8 +51,8 @@ def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing 
     """Each with what was paid, and what of it has been used, has gone unused, and is still to come."""
     from cost.charges.commitments import commitment_usage, load_commitments
     from cost.money import pico_text, rounded
+    from cost.periods import instant_text
     from cost.prices.book import PriceBook
-    from cost.reports.csv_json import utc_text
 
     with open_ledger(root, db) as ledger:
         bought, now = load_commitments(ledger), ledger.now_ns()
@@ -66,7 +67,7 @@ def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing 
             "unused": unused,
             "to_come": one.price.pico - so_far,
         }
-        times = {"from": utc_text(one.from_ns), "to": utc_text(one.to_ns)}
+        times = {"from": instant_text(one.from_ns), "to": instant_text(one.to_ns)}
         facts = {"name": one.name, "kind": one.kind, "sku": one.sku, "provider": one.provider, "cards": one.cards}
         body.append((facts | times | {"currency": one.price.currency}, amounts))
     if as_json:

@@ -1,9 +1,9 @@
-"""What the commands share: options, opening the ledger, saying what is wrong, tables of at most 100 columns."""
+"""What the commands share: options, opening the ledger."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +12,6 @@ import typer
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
-
-WIDTH = 100
 
 Root = Annotated[Path, typer.Option("--root", help="The folder that sweeps write to (paths.root).")]
 Db = Annotated[str | None, typer.Option("--db", help="The ledger's database, where it is not ROOT/ledger.db.")]
@@ -52,19 +50,3 @@ def open_ledger(root: Path, db: str | None, *, write: bool = False, create: bool
 
 def print_json(body: Any) -> None:
     print(json.dumps(body, indent=2, ensure_ascii=False))
-
-
-def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
-    """A plain table; where it would be wider than WIDTH its widest cells are shortened."""
-    widths = [max(len(cells[i]) for cells in (columns, *rows)) for i in range(len(columns))]
-    room = WIDTH - 2 * (len(columns) - 1)
-    while sum(widths) > room and max(widths) > 8:
-        widths[widths.index(max(widths))] -= 1
-    lines = []
-    for cells in (columns, *rows):
-        parts = []
-        for name, cell, width in zip(columns, cells, widths, strict=True):
-            shown = cell if len(cell) <= width else cell[: width - 1] + "…"
-            parts.append(shown.rjust(width) if name in right else shown.ljust(width))
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json, table_text
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.reports.text_table import table_text
 
 if TYPE_CHECKING:
     from cost.charges.chargeback import Chargeback
@@ -37,9 +38,10 @@ def list_leases(
 
     from cost.ledger.release_requests import UNCONFIRMED, unconfirmed
     from cost.money import rounded
+    from cost.periods import instant_text
     from cost.prices.book import PriceBook
     from cost.reports import unaccounted
-    from cost.reports.csv_json import UNPRICED, utc_text
+    from cost.reports.csv_json import UNPRICED
     from cost.reports.lease_status import lease_statuses
 
     with open_ledger(root, db) as ledger:
@@ -60,10 +62,10 @@ def list_leases(
     for held in found:
         state, lease = held.state, held.state.lease
         held_word = UNCONFIRMED if lease.lease_id in going else _held_as(held)
-        until = held_word if state.to_ns is None else utc_text(state.to_ns)[:16]
+        until = held_word if state.to_ns is None else instant_text(state.to_ns)[:16]
         cost = UNPRICED if held.cost is None else f"{rounded(held.cost.pico, 4)} {held.cost.currency}"
         sweeps = str(len(state.sweeps))
-        rows.append((lease.lease_id, lease.machine, lease.sku, utc_text(state.from_ns)[:16], until, sweeps, cost))
+        rows.append((lease.lease_id, lease.machine, lease.sku, instant_text(state.from_ns)[:16], until, sweeps, cost))
     print(table_text(columns, rows, right=("cost", "sweeps")))
     for held in found:
         if text := going.get(held.state.lease.lease_id):
@@ -103,13 +105,13 @@ def open_lease(
     from cost.charges.chargeback import Chargeback
     from cost.charges.commitments import TAG, find_commitment
     from cost.money import exact_decimal
-    from cost.periods import instant_in, zone_of
+    from cost.periods import instant_ns
     from cost.prices.book import MissingPriceError, PriceBook, pico_per_hour
     from cost.records import Lease
 
     with open_ledger(root, db, write=True, create=True) as ledger:
         now = ledger.now_ns()
-        from_ns = now if since is None else instant_in(since, zone_of("UTC"))
+        from_ns = now if since is None else instant_ns(since)
         tags = dict(_pair(text) for text in tag or []) | ({TAG: commitment} if commitment else {})
         paid = [find_commitment(ledger, tags[TAG])] if TAG in tags else []
         try:
@@ -235,21 +237,20 @@ def meter_lease(
     counted for own hardware, in place of its watts. Prints its id."""
     from cost.charges.metered import MeteredResource, add_resource, load_resources
     from cost.money import exact_decimal
-    from cost.periods import instant_in, zone_of
+    from cost.periods import instant_ns, instant_text
     from cost.prices.book import PriceBook
     from cost.records import LedgerError
-    from cost.reports.csv_json import utc_text
 
     with open_ledger(root, db, write=True) as ledger:
         state, now = ledger.lease_state(lease_id), ledger.now_ns()
         # What is not said again is what was said before.
         known = next((one for one in load_resources(ledger).get(lease_id, ()) if one.name == name), None)
         first, last = (known.from_ns, known.to_ns) if known else (state.from_ns, state.to_ns or now)
-        from_ns = first if since is None else instant_in(since, zone_of("UTC"))
+        from_ns = first if since is None else instant_ns(since)
         row = PriceBook.load(pricing).in_force(sku, from_ns, region=region or None)
         # A fee is of one moment.
         last = from_ns if row.per == "one_off" and not known else last
-        to_ns = last if until is None else instant_in(until, zone_of("UTC"))
+        to_ns = last if until is None else instant_ns(until)
         if row.currency != state.lease.currency:
             raise LedgerError(
                 f"SKU {sku!r} is priced in {row.currency}, and lease {lease_id} in {state.lease.currency}"
@@ -257,7 +258,7 @@ def meter_lease(
         if row.per == "kwh" and (sku != state.lease.sku or from_ns < state.from_ns or to_ns > (state.to_ns or now)):
             raise LedgerError(
                 f"kWh are counted for the time that a machine priced per kWh is held: lease {lease_id} is priced as "
-                f"{state.lease.sku!r}, from {utc_text(state.from_ns)} to {utc_text(state.to_ns or now)}"
+                f"{state.lease.sku!r}, from {instant_text(state.from_ns)} to {instant_text(state.to_ns or now)}"
             )
         amount = exact_decimal(quantity, negative=False)
         kind = (row.purchase, row.region, row.kind)
@@ -279,12 +280,12 @@ def close_lease(
 ) -> None:
     """A machine has been given back; attempts of dead drivers on it are ended first. Its bill ends here. One that a
     sweep has left went then, or with `--at` later: the time between is entered."""
-    from cost.periods import instant_in, zone_of
+    from cost.periods import instant_ns
     from cost.reports import unaccounted
 
     with open_ledger(root, db, write=True) as ledger:
         ledger.close_dead()
-        at_ns = None if at is None else instant_in(at, zone_of("UTC"))
+        at_ns = None if at is None else instant_ns(at)
         if released and lease_id in {gap.before.lease.lease_id for gap in unaccounted.unaccounted_times(ledger)}:
             unaccounted.record_release(ledger, lease_id, at_ns)
         else:
@@ -306,12 +307,12 @@ def _check_said(ledger: Ledger, whom: Chargeback) -> None:
 def _set_state(lease_id: str, state: str, at: str | None, root: Path, db: str | None, pricing: Path | None) -> None:
     from cost.charges.lease_charge import billing_rules
     from cost.ledger.machine_states import Change, set_state
-    from cost.periods import instant_in, zone_of
+    from cost.periods import instant_ns
     from cost.prices.book import PriceBook
 
     with open_ledger(root, db, write=True) as ledger:
         ledger.close_dead()
-        at_ns = ledger.now_ns() if at is None else instant_in(at, zone_of("UTC"))
+        at_ns = ledger.now_ns() if at is None else instant_ns(at)
         set_state(ledger, Change(lease_id, state, at_ns), billing_rules(PriceBook.load(pricing)))
 
 
@@ -321,13 +322,14 @@ def _held_as(held: LeaseStatus) -> str:
 
 def _body(held: LeaseStatus) -> dict[str, Any]:
     from cost.money import Money, pico_text
-    from cost.reports.csv_json import UNPRICED, utc_text
+    from cost.periods import instant_text
+    from cost.reports.csv_json import UNPRICED
 
     def amount(money: Money | None) -> str:
         return UNPRICED if money is None else pico_text(money.pico)
 
     def moment(ns: int | None) -> str | None:
-        return None if ns is None else utc_text(ns)
+        return None if ns is None else instant_text(ns)
 
     state, lease = held.state, held.state.lease
     return {

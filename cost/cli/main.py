@@ -84,7 +84,7 @@ def report(
 
     from cost.ledger.release_requests import UNCONFIRMED, unconfirmed
     from cost.money import checked_currency
-    from cost.periods import instant_in, zone_of
+    from cost.periods import instant_ns, zone_of
     from cost.prices.book import PriceBook
     from cost.records import LedgerError
     from cost.reports import unaccounted
@@ -100,12 +100,12 @@ def report(
         scope = ReportScope(
             by=by,
             sweep_id=one,
-            from_ns=instant_in(since, zone) if since else None,
-            to_ns=instant_in(until, zone) if until else None,
+            from_ns=instant_ns(since, zone) if since else None,
+            to_ns=instant_ns(until, zone) if until else None,
             zone=zone,
             currency=checked_currency(currency) if currency else None,
             idle=idle,
-            as_of_ns=instant_in(as_of, zone) if as_of else None,
+            as_of_ns=instant_ns(as_of, zone) if as_of else None,
         )
         if scope.from_ns is not None and scope.to_ns is not None and scope.from_ns >= scope.to_ns:
             raise LedgerError(f"--from {since} is not before --to {until}: nothing lies between them")
@@ -165,12 +165,12 @@ def correct(
 ) -> None:
     """Change what a lease cost by an entry of its own: a credit note, a fee, disks, a closed month. Prints its id."""
     from cost.money import Money
-    from cost.periods import instant_in, zone_of
+    from cost.periods import instant_ns
     from cost.records import Correction
 
     with open_ledger(root, db, write=True) as ledger:
         money, state = Money.parse(amount), ledger.lease_state(lease_id)
-        at_ns = instant_in(at, zone_of("UTC")) if at else min(state.to_ns or ledger.now_ns(), ledger.now_ns())
+        at_ns = instant_ns(at) if at else min(state.to_ns or ledger.now_ns(), ledger.now_ns())
         correction = Correction(
             name or f"hand-{ledger.now_ns():x}",
             *(lease_id, category, money.pico, money.currency, at_ns, reason),
@@ -283,9 +283,9 @@ def budget(
     does not fit is not started, and at a limit a sweep stops, or pauses.
     """
     from cost.budgets import budget as money
-    from cost.cli.common import table_text
     from cost.money import rounded
     from cost.prices.book import PriceBook
+    from cost.reports.text_table import table_text
 
     with (
         open_ledger(root, db, write=bool(setting), create=bool(setting)) as ledger,

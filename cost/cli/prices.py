@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cost.cli.common import table_text
+from cost.periods import instant_text
 from cost.prices.book import (
     DEFAULT_FOLDER,
     PER_HOUR,
@@ -26,9 +27,10 @@ from cost.prices.book import (
     PriceRow,
     as_mapping,
     hourly,
-    instant_ns,
+    price_instant,
     read_row,
 )
+from cost.reports.text_table import table_text
 
 prices_app = typer.Typer(
     name="prices", help="The price book: list, show, lint, add, import.", no_args_is_help=True, add_completion=False
@@ -60,7 +62,7 @@ def _today() -> date:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return instant_text(time.time_ns())
 
 
 def _plain(row: PriceRow) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def show_price(
 ) -> None:
     """The price of a SKU in force at a moment, and where it comes from."""
     with exit_on_error():
-        at_ns = instant_ns(at, "--at") if at else instant_ns(datetime.now(UTC))
+        at_ns = price_instant(at, "--at") if at else time.time_ns()
         row = PriceBook.load(folder).in_force(sku, at_ns, purchase=purchase or None, region=region or None)
         cards = cards or row.cards
         machine = ""

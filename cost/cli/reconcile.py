@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json, table_text
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.reports.text_table import table_text
 
 if TYPE_CHECKING:
     from cost.bills.differences import Reconciliation

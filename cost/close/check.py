@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from cost.charges.allocation import CATEGORIES
 from cost.charges.attribution import Attribution, attribute
 from cost.charges.lease_charge import ChargeInputs, billing_rules, charge_lease, load_charge_inputs
 from cost.clock import NS_PER_SECOND
@@ -17,9 +16,10 @@ from cost.ledger import schema
 from cost.ledger.ledger import SILENT_NS, Ledger
 from cost.ledger.machine_states import RUNNING, state_at
 from cost.money import PICO_PER_UNIT, pico_text
+from cost.periods import instant_text
 from cost.prices.billing import BillingRule, total
 from cost.prices.book import NS_PER_HOUR, PriceBook, PriceError
-from cost.reports.csv_json import utc_text
+from cost.records import CATEGORIES
 
 SKEW_NS = NS_PER_SECOND
 """Two drivers' clocks may differ by so much before their intervals count as overlapping."""
@@ -122,7 +122,7 @@ def _cards(books: _Books) -> Iterator[tuple[str, str]]:
                 cards = held / schema.MICRO_PER_CARD
                 yield (
                     f"lease {state.lease.lease_id}",
-                    f"{cards:g} of {state.lease.cards} cards held at {utc_text(at_ns)}",
+                    f"{cards:g} of {state.lease.cards} cards held at {instant_text(at_ns)}",
                 )
                 break
 
@@ -169,7 +169,7 @@ def _closed(books: _Books) -> Iterator[tuple[str, str]]:
         if state.to_ns is None and state.lease.opened_by == "sweep":
             silent = books.now_ns - state.last_heartbeat_ns
             if silent >= SILENT_NS:
-                since = utc_text(state.last_heartbeat_ns)
+                since = instant_text(state.last_heartbeat_ns)
                 close = f"python -m cost leases close {state.lease.lease_id}"
                 yield f"lease {state.lease.lease_id}", f"is open, and not heard of since {since}; close it: {close}"
 
@@ -220,7 +220,7 @@ def _commitments(books: _Books) -> Iterator[tuple[str, str]]:
         if found[one.name] != due:
             yield f"commitment {one.name}", f"{pico_text(due)} amortised, {pico_text(found[one.name])} attributed"
     for over in books.other.commitment_usage.over:
-        one, at = over.commitment, utc_text(over.at_ns)
+        one, at = over.commitment, instant_text(over.at_ns)
         used, bought = (f"{float(rate * NS_PER_HOUR / PICO_PER_UNIT):g}" for rate in (over.used, over.bought))
         what = f"{used} {one.price.currency} an hour are used of the {bought} bought, at {at}"
         if one.kind != "savings_plan":

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from cost.charges.lease_charge import billing_rules, charge_lease, load_charge_inputs
 from cost.close.check import run_checks
-from cost.close.months import STREAM, Totals, closed_months, month_bounds, month_totals
+from cost.close.months import STREAM, Totals, closed_months, month_totals
 from cost.ledger.ledger import Ledger
 from cost.money import pico_text
+from cost.periods import month_bounds
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook
 from cost.records import LedgerError

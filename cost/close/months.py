@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date
 
 from sqlalchemy import select
 
@@ -11,25 +10,14 @@ from cost.charges.attribution import attribute
 from cost.ledger import schema
 from cost.ledger.ledger import Ledger
 from cost.money import Money
-from cost.periods import midnight_ns
+from cost.periods import month_bounds
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook
-from cost.records import LedgerError
 
 STREAM = "closed_months"
 
 Totals = Mapping[str, tuple[int, str]]
 """By lease: an amount in 1e-12, and its currency."""
-
-
-def month_bounds(period: str) -> tuple[int, int]:
-    """First instant of a month of UTC (`2026-11`), and of the next. Raises LedgerError."""
-    try:
-        first = date.fromisoformat(f"{period}-01")
-    except ValueError as error:
-        raise LedgerError(f"{period!r} is no month; write for example 2026-11") from error
-    following = date(first.year + first.month // 12, first.month % 12 + 1, 1)
-    return midnight_ns(first, UTC), midnight_ns(following, UTC)
 
 
 def month_totals(

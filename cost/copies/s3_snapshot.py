@@ -19,7 +19,8 @@ from typing import Any
 from cost.clock import SystemClock
 from cost.copies.s3 import Bucket, BucketError, connected, put_new, sha256_of
 from cost.ledger.writer import Driver
-from cost.prices.book import DEFAULT_FOLDER, instant_text
+from cost.periods import instant_text
+from cost.prices.book import DEFAULT_FOLDER
 
 LEDGER, MANIFEST, PRICES = "ledger.db", "manifest.json", "pricing"
 _NAME = re.compile(rf"{re.escape(LEDGER)}|{PRICES}(/[\w.-]+)+\.yaml")

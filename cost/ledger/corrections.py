@@ -9,14 +9,13 @@ from datetime import UTC
 
 from sqlalchemy import Connection, func, select
 
-from cost.charges.allocation import CATEGORIES
 from cost.ledger import queries, schema
 from cost.ledger.journal import Journal
 from cost.ledger.queries import canonical
 from cost.money import Money, MoneyError, checked_currency
-from cost.periods import period_name
-from cost.prices.book import PriceRow, as_mapping, instant_text, read_row
-from cost.records import FORECASTS, Correction, IntegrityError, LeaseState, LedgerError
+from cost.periods import instant_text, period_name
+from cost.prices.book import PriceRow, as_mapping, read_row
+from cost.records import CATEGORIES, FORECASTS, Correction, IntegrityError, LeaseState, LedgerError
 
 
 class Entries(Journal):

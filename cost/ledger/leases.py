@@ -10,7 +10,7 @@ from cost.ledger import machine_states, queries, schema
 from cost.ledger.corrections import Entries
 from cost.ledger.queries import canonical
 from cost.money import checked_currency
-from cost.prices.book import instant_text
+from cost.periods import instant_text
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError
 
 

@@ -15,9 +15,8 @@ from itertools import pairwise
 from cost.ledger import queries
 from cost.ledger.corrections import Entries
 from cost.ledger.journal import Journal
-from cost.periods import period_name
+from cost.periods import instant_text, period_name
 from cost.prices.billing import BillingRule
-from cost.prices.book import instant_text
 from cost.records import IntegrityError, LedgerError
 
 STREAM = "machine_states"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
+from cost.periods import day_text
 from cost.records import StoreError
 
 KEEP = 7
@@ -51,8 +51,7 @@ def _reading(path: Path, *, still: bool) -> sqlite3.Connection:
 
 def daily_backup(ledger: Path, now_ns: int) -> Path:
     """The copy of the day (UTC), beside the ledger; copies of the day before KEEP others are removed."""
-    day = datetime.fromtimestamp(now_ns // 10**9, UTC).date().isoformat()
-    made = copy_sqlite(ledger, ledger.with_suffix(f".{day}.bak"))
+    made = copy_sqlite(ledger, ledger.with_suffix(f".{day_text(now_ns)}.bak"))
     daily = sorted(ledger.parent.glob(f"{ledger.stem}.????-??-??.bak"))
     for old in daily[:-KEEP]:
         old.unlink()

@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from cost.ledger import schema
 from cost.ledger.liveness import process_start
 from cost.ledger.store import shown_place, sqlite_path, with_psycopg
-from cost.prices.book import instant_text
+from cost.periods import instant_text
 from cost.records import StoreError
 
 LOCK = "driver.lock"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
-from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from cost.periods import instant_text, month_of
 from cost.prices.book import (
     DEFAULT_FOLDER,
     NS_PER_HOUR,
@@ -24,8 +24,6 @@ from cost.prices.book import (
     PriceRow,
     add_command,
     in_force,
-    instant_ns,
-    instant_text,
     parse_price,
     pico_per_hour,
     read_yaml,
@@ -220,19 +218,12 @@ def storage_pico(from_ns: int, to_ns: int, *, row: PriceRow, gib: Decimal | int,
     months = Fraction(0)
     at = from_ns
     while at < to_ns:
-        first, following = _month_of(at)
+        first, following = month_of(at)
         end = min(to_ns, following)
         months += Fraction(end - at, following - first)
         at = end
     exact = Fraction(row.price) * PICO * Fraction(gib) * months
     return exact.numerator // exact.denominator
-
-
-def _month_of(at_ns: int) -> tuple[int, int]:
-    day = datetime.fromtimestamp(at_ns // NS, UTC)
-    first = datetime(day.year, day.month, 1, tzinfo=UTC)
-    following = datetime(day.year + day.month // 12, day.month % 12 + 1, 1, tzinfo=UTC)
-    return instant_ns(first), instant_ns(following)
 
 
 def load_rules(folder: str | Path | None = None) -> tuple[BillingRule, ...]:

@@ -13,12 +13,15 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from cost.periods import instant_ns, instant_text
+from cost.records import LedgerError
 
 if TYPE_CHECKING:
     from cost.money import Money
@@ -34,7 +37,6 @@ NOT_PRICES = ("billing.yaml", "fx.yaml")
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "pricing"
 _PRICE = re.compile(r"\d{1,12}(\.\d{1,12})?")
 _CURRENCY = re.compile(r"[A-Z]{3}")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class PriceError(ValueError):
@@ -68,26 +70,12 @@ def parse_price(text: object, where: str = "") -> Decimal:
     return Decimal(text.strip())
 
 
-def instant_ns(text: object, where: str = "") -> int:
-    """UTC nanoseconds since the epoch of '2026-11-29' (midnight UTC) or '2026-11-29T08:00:00Z'. Raises PriceError."""
-    if isinstance(text, datetime):
-        moment = text if text.tzinfo else text.replace(tzinfo=UTC)
-    elif isinstance(text, date):
-        moment = datetime(text.year, text.month, text.day, tzinfo=UTC)
-    else:
-        try:
-            moment = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
-        except ValueError:
-            raise PriceError(
-                f"{where + ': ' if where else ''}{text!r} is not a date; write 2026-11-29 or 2026-11-29T08:00:00Z"
-            ) from None
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
-
-
-def instant_text(at_ns: int) -> str:
-    """A UTC instant as ISO text, to the second."""
-    return (_EPOCH + timedelta(seconds=at_ns // 10**9)).strftime("%Y-%m-%dT%H:%M:%SZ")
+def price_instant(text: object, where: str = "") -> int:
+    """The UTC instant of a date in a price row. Raises PriceError that begins with `where`."""
+    try:
+        return instant_ns(text if isinstance(text, date) else str(text))
+    except LedgerError as error:
+        raise PriceError(f"{where + ': ' if where else ''}{error}") from None
 
 
 @dataclass(frozen=True)
@@ -130,15 +118,15 @@ class PriceRow:
 
     @cached_property
     def from_ns(self) -> int:
-        return instant_ns(self.valid_from)
+        return price_instant(self.valid_from)
 
     @cached_property
     def to_ns(self) -> int | None:
-        return instant_ns(self.valid_to) if self.valid_to else None
+        return price_instant(self.valid_to) if self.valid_to else None
 
     def known_at(self, at_ns: int) -> bool:
         """Whether the book had it by a moment."""
-        return (instant_ns(self.added) if self.added else instant_ns(self.day_read[:10])) <= at_ns
+        return (price_instant(self.added) if self.added else price_instant(self.day_read[:10])) <= at_ns
 
     @property
     def series(self) -> tuple[str, str, str, str]:
@@ -181,11 +169,11 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
     for name in ("sku", "provider", "source"):
         if not str(data[name]).strip():
             raise PriceError(f"{where}: {name} is empty")
-    start = instant_ns(data["valid_from"], f"{where}: valid_from")
-    instant_ns(data["day_read"], f"{where}: day_read")
+    start = price_instant(data["valid_from"], f"{where}: valid_from")
+    price_instant(data["day_read"], f"{where}: day_read")
     if data["added"] != "":
-        instant_ns(data["added"], f"{where}: added")
-    if data["valid_to"] != "" and instant_ns(data["valid_to"], f"{where}: valid_to") <= start:
+        price_instant(data["added"], f"{where}: added")
+    if data["valid_to"] != "" and price_instant(data["valid_to"], f"{where}: valid_to") <= start:
         raise PriceError(f"{where}: valid_to {data['valid_to']} must be after valid_from {data['valid_from']}")
     tax_rate = parse_price(data["tax_rate"], f"{where}: tax_rate")
     if tax_rate > 1:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-from cost.periods import midnight_ns
+from cost.periods import day_text, midnight_ns, utc_datetime
 from cost.prices.book import DEFAULT_FOLDER, PriceError, parse_price, read_yaml
 
 STALE_DAYS = 4
@@ -76,7 +76,7 @@ def load_rates(folder: str | Path | None = None) -> tuple[Rate, ...]:
 
 def rates_as_of(rates: Sequence[Rate], at_ns: int) -> tuple[Rate, ...]:
     """The rates that were known at a moment: those read by then; of a pair of which none was, all of them."""
-    day = datetime.fromtimestamp(at_ns // 10**9, UTC).date().isoformat()
+    day = day_text(at_ns)
     known = {(rate.base, rate.quote) for rate in rates if rate.day_read <= day}
     return tuple(rate for rate in rates if rate.day_read <= day or (rate.base, rate.quote) not in known)
 
@@ -115,7 +115,7 @@ class Converter:
         return round((before + pico) * rate.factor) - round(before * rate.factor)
 
     def _rate(self, currency: str, at_ns: int) -> Conversion:
-        day = datetime.fromtimestamp(at_ns // 10**9, UTC).date()
+        day = utc_datetime(at_ns).date()
         if (currency, day) not in self._by_day:
             self._by_day[currency, day] = convert(0, currency, self._to, day, self._rates)
         return self._by_day[currency, day]

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import yaml
 
+from cost.periods import instant_ns
 from cost.prices.billing import BillingRule
-from cost.prices.book import PER_HOUR, PriceBook, PriceRow, add_command, in_force, instant_ns
+from cost.prices.book import PER_HOUR, PriceBook, PriceRow, add_command, in_force
 
 MAX_PRICE_AGE_DAYS = 180
 # Machines of different size are told apart by this ending of a SKU: lambda-h100x8 is eight of lambda-h100.

@@ -12,14 +12,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, TextIO
 
-from cost.charges.allocation import CATEGORIES
 from cost.money import pico_of, pico_text, plain, rounded
-from cost.records import FORECASTS, StoreError
+from cost.periods import instant_text
+from cost.records import CATEGORIES, FORECASTS, StoreError
 from cost.reports.report import COSTS, Report, ReportRow
 
 CSV_PLACES = 6
@@ -161,7 +160,7 @@ def as_json(report: Report) -> str:
     """Exact amounts as decimal texts. `trials` + `overheads` (or `groups`) add up to `total`, to the last digit."""
     body: dict[str, Any] = {
         "title": report.title,
-        "at": utc_text(report.at_ns),
+        "at": instant_text(report.at_ns),
         "trials": [_json_row(row) for row in report.rows if row.kind == "trial"],
         "overheads": [_json_row(row) for row in report.rows if row.kind == "overhead"],
     }
@@ -200,11 +199,6 @@ def _json_row(row: ReportRow) -> Mapping[str, Any]:
         "flags": list(row.flags),
     }
     return body
-
-
-def utc_text(ns: int) -> str:
-    """An instant as ISO 8601 in UTC, to the second."""
-    return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _text(amount: Decimal | int, places: int) -> str:

@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +21,8 @@ from cost.charges.attribution import Attribution, CostLine
 from cost.charges.charge_status import least_final
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import largest_remainder, pico_text
-from cost.prices.book import PER_HOUR, PICO, MissingPriceError, PriceRow, add_command, instant_ns, pico_per_hour
+from cost.periods import instant_text, month_of, period_edges
+from cost.prices.book import PER_HOUR, PICO, MissingPriceError, PriceRow, add_command, pico_per_hour
 from cost.records import Lease, Usage
 from cost.reports.csv_json import atomic_file
 
@@ -84,14 +85,7 @@ def columns(version: str = "1.2") -> tuple[str, ...]:
 
 def month_cuts(from_ns: int, to_ns: int) -> list[int]:
     """The starts of the UTC months within a span: cuts for `attribute`, so that no row crosses a billing period."""
-    first = datetime.fromtimestamp(from_ns // NS, UTC)
-    year, month = first.year, first.month
-    found = []
-    while (start := instant_ns(datetime(year, month, 1, tzinfo=UTC))) < to_ns:
-        if start > from_ns:
-            found.append(start)
-        year, month = year + month // 12, month % 12 + 1
-    return found
+    return [start for start in period_edges(from_ns, to_ns, "month", UTC) if from_ns < start < to_ns]
 
 
 @dataclass
@@ -195,10 +189,7 @@ class _Months:
 
     def of(self, at_ns: int) -> tuple[int, int]:
         if not self._last[0] <= at_ns < self._last[1]:
-            day = datetime.fromtimestamp(at_ns // NS, UTC)
-            first = datetime(day.year, day.month, 1, tzinfo=UTC)
-            following = datetime(day.year + day.month // 12, day.month % 12 + 1, 1, tzinfo=UTC)
-            self._last = (instant_ns(first), instant_ns(following))
+            self._last = month_of(at_ns)
         return self._last
 
 
@@ -214,14 +205,14 @@ def _row(charge: _Charge) -> dict[str, str]:
         "BillingAccountId": lease.account or lease.provider,
         "BillingAccountName": "",
         "BillingCurrency": lease.currency,
-        "BillingPeriodEnd": _moment(charge.period[1]),
-        "BillingPeriodStart": _moment(charge.period[0]),
+        "BillingPeriodEnd": instant_text(charge.period[1]),
+        "BillingPeriodStart": instant_text(charge.period[0]),
         "ChargeCategory": category,
         "ChargeClass": "Correction" if line.category == "refund" else "",
         "ChargeDescription": _description(line),
         "ChargeFrequency": "Usage-Based" if category == "Usage" else "One-Time",
-        "ChargePeriodEnd": _moment(max(-(-charge.to_ns // NS), charge.from_ns // NS + 1) * NS),
-        "ChargePeriodStart": _moment(charge.from_ns),
+        "ChargePeriodEnd": instant_text(max(-(-charge.to_ns // NS), charge.from_ns // NS + 1) * NS),
+        "ChargePeriodStart": instant_text(charge.from_ns),
         "ContractedCost": pico_text(charge.contracted_pico),
         "EffectiveCost": pico_text(charge.effective_pico),
         "InvoiceId": charge.invoice,
@@ -407,10 +398,6 @@ def _tags(lease: Lease) -> str:
 
 def _json(body: dict) -> str:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def _moment(at_ns: int) -> str:
-    return datetime.fromtimestamp(at_ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _decimal(value: Fraction, places: int = 12) -> str:

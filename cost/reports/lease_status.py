@@ -21,10 +21,11 @@ from cost.ledger import queries
 from cost.ledger.ledger import SILENT_NS, Ledger
 from cost.ledger.machine_states import RUNNING, state_at
 from cost.money import Money, rounded
+from cost.periods import instant_text
 from cost.prices.billing import BillingRule, rule_for
 from cost.prices.book import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.records import LeaseState
-from cost.reports.csv_json import UNPRICED, utc_text
+from cost.reports.csv_json import UNPRICED
 
 IDLE_NS = 3600 * 10**9
 """A machine that has had nothing to do for so long is worth a word."""
@@ -54,9 +55,9 @@ class LeaseStatus:
         if self.doing != RUNNING and not self.per_day:
             return None
         if self.unheard_since_ns is not None:
-            what = f"no driver has been heard since {utc_text(self.unheard_since_ns)}"
+            what = f"no driver has been heard since {instant_text(self.unheard_since_ns)}"
         elif self.idle_since_ns is not None:
-            what = f"nothing has run on it since {utc_text(self.idle_since_ns)}"
+            what = f"nothing has run on it since {instant_text(self.idle_since_ns)}"
         else:
             return None
         return (

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from cost.cli.common import table_text
 from cost.money import rounded
-from cost.reports.csv_json import UNPRICED, utc_text
+from cost.periods import instant_text
+from cost.reports.csv_json import UNPRICED
 from cost.reports.report import Report, ReportRow
+from cost.reports.text_table import table_text
 
 PLACES = 4
 """Decimal places, where the total is large enough for them."""
@@ -36,7 +37,7 @@ def report_table(report: Report) -> str:
         rows.append(_line("total", f"{hours:.4f}", f"{total:f} {currency}", columns))
         for name, pico in _costs(report, currency).items():
             rows.append(_line(name, "", f"{rounded(pico, places[currency]):f} {currency}", columns))
-    lines = [f"{report.title}, at {utc_text(report.at_ns)}"]
+    lines = [f"{report.title}, at {instant_text(report.at_ns)}"]
     lines.append(table_text(columns, rows, right=("tries", "acc", "card-hours", "cost")))
     if any("imputed" in row.flags for row in report.rows):
         lines.append("Own hardware is imputed: a cost, but on nobody's bill.")

@@ -15,9 +15,10 @@ from cost.charges import commitments
 from cost.ledger.ledger import Ledger
 from cost.ledger.release_requests import gone, note_gone
 from cost.money import rounded
+from cost.periods import instant_text
 from cost.prices.book import NS_PER_HOUR, MissingPriceError, PriceBook, pico_per_hour
 from cost.records import IntegrityError, LeaseState, LedgerError
-from cost.reports.csv_json import UNPRICED, utc_text
+from cost.reports.csv_json import UNPRICED
 
 LEFT = ("done", "budget", "interrupted", "failed")
 """How a lease ends that a sweep has left, and nothing has taken its machine down."""
@@ -70,7 +71,7 @@ def record_lease(ledger: Ledger, lease_id: str, to_ns: int | None = None) -> str
         raise LedgerError(f"no time after lease {lease_id} is unaccounted for")
     until_ns = gap.to_ns if to_ns is None else to_ns
     if until_ns is not None and gap.to_ns is not None and until_ns > gap.to_ns:
-        raise IntegrityError(f"the next lease of that machine began at {utc_text(gap.to_ns)}, before that")
+        raise IntegrityError(f"the next lease of that machine began at {instant_text(gap.to_ns)}, before that")
     lease = replace(gap.before.lease, lease_id=f"{lease_id}+", opened_by="hand", from_ns=gap.before.to_ns)
     ledger.open_lease(lease, until_ns=until_ns)
     return lease.lease_id
@@ -91,11 +92,11 @@ def record_release(ledger: Ledger, lease_id: str, at_ns: int | None = None) -> N
 def _description(gaps_of_it: Sequence[UnaccountedTime], book: PriceBook, now_ns: int) -> str:
     gap, earlier = gaps_of_it[-1], len(gaps_of_it) - 1
     lease, left_ns = gap.before.lease, gap.before.to_ns or 0
-    until = "now" if gap.to_ns is None else utc_text(gap.to_ns)
+    until = "now" if gap.to_ns is None else instant_text(gap.to_ns)
     also = f" So {'is another time' if earlier == 1 else f'are {earlier} other times'} before." if earlier else ""
     command = "python -m cost leases"
     return (
-        f"{lease.machine} ({lease.sku}) was left at {utc_text(left_ns)}, and nobody has said that it went: "
+        f"{lease.machine} ({lease.sku}) was left at {instant_text(left_ns)}, and nobody has said that it went: "
         f"if it ran on until {until}, {_amount(gap, book, now_ns)} are not in these books.{also} It ran on: "
         f"{command} extend {lease.lease_id}; it went: {command} close {lease.lease_id} --released"
     )

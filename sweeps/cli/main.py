@@ -81,9 +81,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """The story of one sweep in time order, and what each part of it has cost."""
+    from cost.money import money_text
     from cost.prices.book import PriceError
     from sweeps.journal.journal import decisions, replay, sweep_events
-    from sweeps.machines.machine import money_text
     from sweeps.report.timeline import read_costs, still_running, story
 
     with open_ledger(root, db) as ledger:
@@ -192,8 +192,9 @@ def _journal(ledger: Ledger, sweep: str) -> Journal:
 
 def _status_row(place: str | Path, record: SweepRecord, *, details: bool = False) -> dict[str, Any]:
     from cost.ledger.sweep_lock import lock_owner
+    from cost.periods import instant_text
     from sweeps.journal.journal import TrialState
-    from sweeps.report.timeline import gate_word, utc
+    from sweeps.report.timeline import gate_word
 
     by = lock_owner(place, record.sweep_id) if record.ended is None else None
     states = [t.state for t in record.trials.values()]
@@ -202,7 +203,7 @@ def _status_row(place: str | Path, record: SweepRecord, *, details: bool = False
         "sweep": record.sweep_id,
         "stage": record.stage,
         "machine": record.machine,
-        "planned_at": utc(record.planned_ns),
+        "planned_at": instant_text(record.planned_ns),
         "simulated": record.simulated,
         "trials": {str(s): n for s in TrialState if (n := states.count(s))} | to_come,
         "state": record.ended or ("running" if by else "lost"),
@@ -229,11 +230,11 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _print_story(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> None:
-    from sweeps.report.timeline import utc
+    from cost.periods import instant_text
 
     if as_json:
         rows = [
-            {"at": utc(t.at_ns), "kind": t.kind, "text": t.text, **({"cost": t.money} if t.money else {})}
+            {"at": instant_text(t.at_ns), "kind": t.kind, "text": t.text, **({"cost": t.money} if t.money else {})}
             for t in lines
         ]
         print(json.dumps({"sweep": sweep_id, "events": rows}, indent=2))
@@ -247,7 +248,7 @@ def _print_story(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> 
     width = min(console.width, WIDTH)
     for line in lines:
         money = f"  {line.money}" if line.money else ""
-        text = Text(f"{utc(line.at_ns)[:19]}  {line.text}", style=line.style)
+        text = Text(f"{instant_text(line.at_ns)[:19]}  {line.text}", style=line.style)
         text.truncate(width - len(money), overflow="ellipsis", pad=bool(money))
         console.print(text.append(money, style="bold"), no_wrap=True, overflow="ignore", crop=False)
 
@@ -274,9 +275,11 @@ def deadman(
 
 
 def _now() -> str:
-    from datetime import UTC, datetime
+    import time
 
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    from cost.periods import instant_text
+
+    return instant_text(time.time_ns())
 
 
 add_to(app)

@@ -13,13 +13,14 @@ from rich.text import Text
 from cost.charges.power import PowerMeter
 from cost.clock import FakeClock, SystemClock
 from cost.ledger.ledger import Ledger
+from cost.money import money_text
 from cost.reports.by_trial import Report, sweep_report, trial_costs
 from sweeps.config.types import SweepConfig
 from sweeps.driver.resume import database
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import Journal, SweepRecord
-from sweeps.machines.machine import Pricing, draws_power, machine_instance, money_text
+from sweeps.machines.machine import Pricing, draws_power, machine_instance
 from sweeps.machines.preemption import Watch, probe_of
 from sweeps.report.mlflow import Tracker, default_uri
 from sweeps.storage.uploads import Uploader

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from cost.ledger.sweep_lock import SweepLockedError
-from cost.money import Money
+from cost.money import Money, money_text
 from cost.records import StoreError
 from cost.reports.by_trial import Report, write_csv
 from rl.spec import Stop
@@ -22,7 +22,7 @@ from sweeps.driver.session import Session
 from sweeps.forecast.step_time import StepTime, sweep_seconds
 from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import TrialState
-from sweeps.machines.machine import Pricing, money_text
+from sweeps.machines.machine import Pricing
 from sweeps.planning.plan import Plan, make_plan
 from sweeps.protocol.gates import Verdict
 from sweeps.protocol.promotion import Promotion

@@ -14,6 +14,7 @@ from rich.text import Text
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import lock_owner
+from cost.money import money_text
 from cost.records import StoreError
 from cost.reports import unaccounted
 from sweeps.config.types import ConfigError, SweepConfig
@@ -21,7 +22,7 @@ from sweeps.driver.finish import snapshot
 from sweeps.driver.resume import database
 from sweeps.driver.session import Session
 from sweeps.machines import release
-from sweeps.machines.machine import Pricing, hold_machine, machine_instance, money_text
+from sweeps.machines.machine import Pricing, hold_machine, machine_instance
 from sweeps.storage.uploads import unsaved
 
 

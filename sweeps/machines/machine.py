@@ -15,7 +15,7 @@ from cost.charges.power import measured_watts
 from cost.clock import SystemClock
 from cost.ledger.ledger import Ledger
 from cost.ledger.release_requests import note_in_use
-from cost.money import Money
+from cost.money import Money, money_text
 from cost.prices.billing import load_rules
 from cost.prices.book import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
 from cost.records import FORECASTS, Lease, LedgerError
@@ -39,14 +39,6 @@ class Pricing:
             return "UNPRICED"
         nanos = round(seconds * 1e9)
         return money_text(Money(self.per_hour.pico * nanos // (3600 * 10**9), self.per_hour.currency))
-
-
-def money_text(amount: Money) -> str:
-    """To the cent, or to as many places as show that it is not nothing."""
-    for places in (2, 4, 6):
-        if abs(amount.pico) >= 10 ** (12 - places) * 5 or not amount.pico:
-            return f"{amount.amount:.{places}f} {amount.currency}"
-    return f"{amount.amount:.9f} {amount.currency}"
 
 
 def find_price(cfg: SweepConfig) -> Pricing:

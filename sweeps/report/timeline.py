@@ -10,7 +10,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from cost.money import Money
@@ -157,11 +156,6 @@ def told(kind: str, body: Mapping[str, Any]) -> str:
 
 def gate_word(gate: Mapping[str, Any]) -> str:
     return "closed" if not gate["open"] else "open" if gate["healthy"] else "open by force"
-
-
-def utc(at_ns: int) -> str:
-    """`2026-11-29T20:18:11Z`."""
-    return datetime.fromtimestamp(at_ns // 10**9, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _money(event: StoredEvent, costs: Costs | None) -> str:

@@ -18,7 +18,7 @@ from cost.budgets.spending import Holding
 from cost.charges.lease_charge import billing_rules
 from cost.ledger.ledger import Ledger
 from cost.ledger.reservations import Reservation
-from cost.money import Money
+from cost.money import Money, money_text
 from cost.prices.billing import charge, rule_for, total
 from cost.prices.book import hourly, pico_per_hour
 from cost.records import Lease, UsageKey
@@ -26,7 +26,7 @@ from rl.spec import Stop, StopKind
 from sweeps.config.types import SweepConfig
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import SweepRecord, TrialRecord
-from sweeps.machines.machine import Pricing, money_text
+from sweeps.machines.machine import Pricing
 from sweeps.scheduling.cost_bound import Bound, Bounds, MeasuredBounds
 from sweeps.scheduling.limits import SweepLimits
 from sweeps.scheduling.queue import TrialQueue

@@ -14,11 +14,11 @@ from cost.budgets.budget import Limit, limits, scope_name
 from cost.budgets.spending import Holding, Spending
 from cost.clock import SystemClock
 from cost.ledger.ledger import Ledger
-from cost.money import Money
+from cost.money import Money, money_text
 from cost.prices.book import PriceRow
 from cost.prices.fx import MissingRateError, Rate, convert, load_rates, rate_notes
 from sweeps.config.types import MONEY_KEYS, ConfigError, SweepConfig
-from sweeps.machines.machine import Pricing, money_text
+from sweeps.machines.machine import Pricing
 
 WARN_AT_PERCENT = (50, 80, 95)
 LOOK_NS = 10**9

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from cost.clock import SystemClock
 from cost.copies.s3 import bucket_of, connected
 from cost.ledger.ledger import Ledger
-from cost.prices.book import instant_text
+from cost.periods import instant_text
 from cost.records import LedgerError
 from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.resume import end_lost_attempts_of_all

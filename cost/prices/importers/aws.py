@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from cost.prices.book import MissingPriceError, PriceError, PriceRow, instant_ns, parse_price
+from cost.prices.book import MissingPriceError, PriceError, PriceRow, parse_price, price_instant
 from cost.prices.importers.snapshot import Snapshot
 
 _PAGE = "https://aws.amazon.com/ec2/pricing/on-demand/"
@@ -146,7 +146,7 @@ def _pages(call: Any, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _row(
     instance: str, region: str, purchase: str, *, price: str, cards: int, valid_from: str, day_read: str, source: str
 ) -> PriceRow:
-    instant_ns(valid_from)
+    price_instant(valid_from)
     return PriceRow(
         provider="aws",
         sku=f"aws-{instance}",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cost.bills.reader import FIELDS, BillError, load_maps, period_of, read_bill, read_map
-from cost.prices.book import PICO, instant_ns
+from cost.periods import instant_ns
+from cost.prices.book import PICO
 
 CONF = Path(__file__).parents[3] / "conf" / "pricing"
 MAPS = load_maps(CONF)

@@ -21,8 +21,9 @@ from cost.cli.reconcile import reconcile as reconcile_command
 from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
 from cost.money import Money
+from cost.periods import instant_ns
 from cost.prices.billing import BillingRule
-from cost.prices.book import PICO, PriceBook, PriceRow, instant_ns, read_row
+from cost.prices.book import PICO, PriceBook, PriceRow, read_row
 from cost.prices.fx import Rate
 from cost.records import Correction, Lease, UsageKey
 from cost.reports import focus

@@ -9,11 +9,11 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.charges.allocation import CATEGORIES, LeaseHistory, ReportedUsage, allocate
+from cost.charges.allocation import LeaseHistory, ReportedUsage, allocate
 from cost.charges.lease_charge import cut_segments
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.prices.billing import Segment
-from cost.records import OUTCOMES, PHASES, Attachment, Lease, LeaseState, Usage, UsageKey
+from cost.records import CATEGORIES, OUTCOMES, PHASES, Attachment, Lease, LeaseState, Usage, UsageKey
 
 SWEEPS = ("s1", "s2", "s3")
 END = 1_000

@@ -16,8 +16,9 @@ from cost.cli.main import app
 from cost.close.check import run_checks
 from cost.ledger.ledger import Ledger
 from cost.money import pico_of, plain
+from cost.periods import instant_ns
 from cost.prices.billing import BillingRule
-from cost.prices.book import PriceBook, PriceRow, instant_ns
+from cost.prices.book import PriceBook, PriceRow
 from cost.records import IntegrityError, LedgerError, UsageKey
 from cost.reports import focus
 from cost.reports.grouped import ReportScope, grouped_report

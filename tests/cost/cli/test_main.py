@@ -194,7 +194,7 @@ def test_an_earlier_report_is_reproduced_as_of_its_day(report, root, pricing, cl
         (["--sweep", "nope"], "there is no sweep 'nope'"),
         (["--by", "colour"], "no report by 'colour'"),
         (["--tz", "Mars/Olympus"], "no time zone"),
-        (["--from", "yesterday"], "is no date"),
+        (["--from", "yesterday"], "is not a date"),
         (["--format", "xml"], "no format 'xml'"),
         (["--currency", "dollars"], "not a currency"),
     ],

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.cli.prices import prices_app
+from cost.periods import instant_ns
 from cost.prices.add import add_row
-from cost.prices.book import PriceBook, instant_ns, read_row
+from cost.prices.book import PriceBook, read_row
 
 CONF = Path(__file__).parents[3] / "conf" / "pricing"
 RUNNER = CliRunner()

@@ -15,12 +15,12 @@ from cost.charges.lease_charge import charge_lease_time, cut_segments
 from cost.clock import NS_PER_SECOND
 from cost.close.check import run_checks
 from cost.close.close_month import close_month
-from cost.close.months import closed_months, corrected_in, month_bounds
+from cost.close.months import closed_months, corrected_in
 from cost.ledger import schema
 from cost.money import pico_of
-from cost.periods import midnight_ns
+from cost.periods import instant_text, midnight_ns, month_bounds
 from cost.prices.billing import BillingRule
-from cost.prices.book import PriceBook, PriceRow, instant_text, pico_per_hour
+from cost.prices.book import PriceBook, PriceRow, pico_per_hour
 from cost.records import Correction, IntegrityError, Lease, LeaseState, LedgerError, UsageKey
 from cost.reports.as_of import book_as_of, cost_changes_since
 

@@ -23,8 +23,9 @@ from cost.close.close_month import close_month
 from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import Change, known_states, load, set_state, stretches
 from cost.money import pico_of
+from cost.periods import instant_ns
 from cost.prices.billing import BillingRule, charge, load_rules, rule_for
-from cost.prices.book import NS_PER_HOUR, PriceBook, PriceRow, instant_ns, pico_per_hour, read_row
+from cost.prices.book import NS_PER_HOUR, PriceBook, PriceRow, pico_per_hour, read_row
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError, UsageKey
 from cost.reports import focus
 from cost.reports.grouped import ReportScope, grouped_report

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.periods import instant_ns
 from cost.prices.billing import (
     NS,
     BillingRule,
@@ -21,7 +22,7 @@ from cost.prices.billing import (
     storage_pico,
     total,
 )
-from cost.prices.book import PICO, MissingPriceError, PriceBook, PriceError, PriceRow, instant_ns, read_row
+from cost.prices.book import PICO, MissingPriceError, PriceBook, PriceError, PriceRow, read_row
 
 FOLDER = Path(__file__).parents[3] / "conf" / "pricing"
 RULES = load_rules(FOLDER)

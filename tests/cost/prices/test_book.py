@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.money import Money
+from cost.periods import instant_ns
 from cost.prices.book import (
     PICO,
     AmbiguousPriceError,
@@ -23,7 +24,6 @@ from cost.prices.book import (
     PriceRow,
     as_mapping,
     hourly,
-    instant_ns,
     parse_price,
     pico_per_hour,
     read_row,

@@ -24,8 +24,9 @@ from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import Change, set_state
 from cost.money import Money
+from cost.periods import instant_ns
 from cost.prices.billing import BillingRule
-from cost.prices.book import PICO, MissingPriceError, PriceBook, PriceRow, instant_ns, read_row
+from cost.prices.book import PICO, MissingPriceError, PriceBook, PriceRow, read_row
 from cost.records import Correction, Lease, UsageKey
 from cost.reports import focus
 from tests.cost.reports.focus_rules import RULES as RULES_1_2

@@ -10,13 +10,12 @@ from decimal import Decimal
 
 import pytest
 
-from cost.charges.allocation import CATEGORIES
 from cost.charges.attribution import attribute
 from cost.clock import NS_PER_SECOND
 from cost.money import Money, pico_of
 from cost.prices.billing import BillingRule
 from cost.prices.book import MissingPriceError, PriceBook, PriceRow
-from cost.records import Correction, UsageKey
+from cost.records import CATEGORIES, Correction, UsageKey
 from cost.reports.by_trial import sweep_report, trial_costs, write_csv
 from cost.reports.csv_json import COLUMNS, as_json, csv_text, write_text
 from cost.reports.grouped import ReportScope, grouped_report

@@ -8,13 +8,14 @@ from decimal import Decimal
 import pytest
 from typer.testing import CliRunner
 
+from cost.money import money_text
 from cost.prices.book import PriceBook, PriceRow
 from cost.reports.by_trial import sweep_report
 from sweeps.cli.main import app
 from sweeps.config.build import compose
 from sweeps.journal.journal import decisions, load, replay, sweep_events
 from sweeps.journal.messages import NOT_DECIDED
-from sweeps.machines.machine import find_price, money_text
+from sweeps.machines.machine import find_price
 from sweeps.report.timeline import read_costs, still_running, story
 from tests.sweeps.in_process import Sweep, a_sweep
 

@@ -9,7 +9,7 @@ import pytest
 from cost.budgets import budget
 from cost.clock import FakeClock
 from cost.money import Money
-from cost.prices.book import instant_ns
+from cost.periods import instant_ns
 from cost.reports.by_trial import sweep_report
 from sweeps.config.types import ConfigError
 from sweeps.forecast.step_time import StepTime

@@ -12,7 +12,8 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from cost.prices.book import MissingPriceError, PriceBook, PriceError, instant_ns
+from cost.periods import instant_ns
+from cost.prices.book import MissingPriceError, PriceBook, PriceError
 from cost.prices.importers import aws, gpuhunt, skypilot
 from cost.prices.importers.snapshot import Snapshot, write
 
