@@ -306,7 +306,7 @@ def test_a_month_is_closed_once_it_is_over(root, pricing):
     text = run("close", "--period", "2026-10", *place)
     assert text == "2026-10 is closed: 0 leases, nothing\n"
     assert "not over" in run("close", "--period", "2099-01", *place, code=2)
-    assert "is no month" in run("close", "--period", "2026-13", *place, code=2)
+    assert "is not a month" in run("close", "--period", "2026-13", *place, code=2)
 
 
 @pytest.mark.parametrize(

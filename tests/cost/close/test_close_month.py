@@ -89,7 +89,7 @@ def test_a_price_edited_after_its_month_was_closed_is_found(books, clock):
 def test_a_month_that_is_not_over_or_not_whole_is_not_closed(books, clock):
     with pytest.raises(LedgerError, match="not over"):
         close_month(books, BOOK, "2026-02", clock.utc, rules=(RULE,))
-    with pytest.raises(LedgerError, match="is no month"):
+    with pytest.raises(LedgerError, match="is not a month"):
         close_month(books, BOOK, "January", clock.utc, rules=(RULE,))
     with books._store.write() as connection:
         connection.execute(update(schema.usage).values(cards_micro=9 * 10**6))
