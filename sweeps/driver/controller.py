@@ -184,7 +184,7 @@ class SweepController:
         if not self._journal.message(attempt.trial_id, attempt.number, sequence, message):
             return self._decide(trial, message)  # it came twice
         if isinstance(message, EvalReport):
-            self._pruner.hear(trial)
+            self._pruner.add(trial)
         held.last_word = sequence
         for kind, card_ns in message.phase_card_ns.items():
             held.phases[kind] = held.phases.get(kind, 0) + card_ns

@@ -28,7 +28,7 @@ from sweeps.protocol.gates import Verdict
 from sweeps.protocol.promotion import Promotion
 from sweeps.report import terminal
 from sweeps.search.best import Best, best, instead_of
-from sweeps.search.pruning import ends_nothing, first_evaluation
+from sweeps.search.pruning import first_evaluation, why_never_pruning
 
 
 def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime | None) -> None:
@@ -57,7 +57,7 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
             f"  time not known: the size of model {cfg.model.path or cfg.model.kind} is not, and none was measured; "
             f"each hour costs {pricing.of(3600)}"
         )
-    for warning in filter(None, (*plan.warnings, ends_nothing(cfg, plan.trials or plan.typical))):
+    for warning in filter(None, (*plan.warnings, why_never_pruning(cfg, plan.trials or plan.typical))):
         console.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
 
 

@@ -1,1 +1,1 @@
-"""Which point to try next, which trial to prune, which trial is best."""
+"""Proposals, pruning and the best point of a search."""

@@ -1,4 +1,4 @@
-"""What a search has found: the point with the highest accuracy, as it can be typed."""
+"""The best point of a search, as overrides for the next command."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from sweeps.search.proposals import objective, points_of
 
 @dataclass(frozen=True)
 class Best:
-    """The best of those whose trials all went to their end, of `points` points in all: partly by luck."""
+    """The point with the highest accuracy among those whose trials all completed."""
 
     accuracy: float
-    """Of the last evaluation, the mean over `seeds` trials."""
+    """Of the last evaluation; the mean over `seeds` trials."""
     seeds: int
     points: int
+    """All points of the search. The best of many is partly the best by chance."""
     batch: tuple[str, ...]
     """Overrides for the lists of `search`."""
     values: tuple[str, ...]
-    """Overrides for what `search.space` varied."""
+    """Overrides for the keys of `search.space`."""
 
 
 def best(cfg: SweepConfig, record: SweepRecord) -> Best | None:
-    """The best point; None where nothing was searched beyond the lists of a grid, or nothing can be compared."""
+    """The best point; None for a grid without `search.space`, or where fewer than two points can be compared."""
     if cfg.search.method == "grid" and not cfg.search.space:
         return None
     points = points_of(record)
-    whole = [trials for trials in points if {t.state for t in trials} == {TrialState.COMPLETED}]
-    worth = [(value, trials) for trials in whole if (value := objective(trials)) is not None]
-    if not worth or len(points) < 2:
+    completed = [trials for trials in points if {t.state for t in trials} == {TrialState.COMPLETED}]
+    found = [(value, trials) for trials in completed if (value := objective(trials)) is not None]
+    if not found or len(points) < 2:
         return None
-    accuracy, trials = max(worth, key=lambda found: found[0])
+    accuracy, trials = max(found, key=lambda pair: pair[0])
     planned = trials[0].planned
     batch = tuple(f"search.{key}=[{planned.point[key]}]" for key in TRIAL_KEYS)
     values = tuple(f"{key}={as_typed(value)}" for key, value in planned.overrides.items())
@@ -45,7 +46,7 @@ def best(cfg: SweepConfig, record: SweepRecord) -> Best | None:
 
 
 def instead_of(typed: Sequence[str], values: Sequence[str]) -> list[str]:
-    """Overrides in which these values have taken the place of others for the same keys."""
+    """The typed overrides, with `values` in place of overrides for the same keys."""
     keys = {value.partition("=")[0] for value in values}
     return [*(t for t in typed if t.partition("=")[0].lstrip("+") not in keys), *values]
 

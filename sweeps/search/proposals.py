@@ -1,11 +1,11 @@
-"""What Optuna's TPE sampler proposes next, from what the journal knows of earlier trials.
+"""Proposes points with Optuna's TPE sampler, from the results of earlier trials in the journal.
 
-Optuna is a sampler here and nothing more: its study lives in memory, is made from the journal, and is thrown away with
-the driver. A proposal is a function of the search space, the sampler's seed and the journal so far. It is written down
-before its trial starts, so that a resume finds it, and asks for no more than are left.
+Optuna only samples. Its study is built from the journal, exists in memory, and ends with the driver. A proposal is a
+function of the search space, the sampler's seed and the journal so far. It is appended to the journal before its trial
+starts, so a resume finds the proposal and counts it.
 
-TPE models the best of what it sees, a tenth of it and at most 25, against the rest, of which the newest count most. In
-a large search it sees those best of all, and of the rest the newest 1,000 to 2,000.
+TPE models the best points (a tenth of all, at most 25) against the rest, and weights the newest of the rest most. In a
+large search the study therefore has the 25 best points of all, and of the rest the newest 1,000 to 2,000.
 """
 
 from __future__ import annotations
@@ -28,43 +28,42 @@ from sweeps.search.pruning import curve
 if TYPE_CHECKING:
     import optuna
 
-TRIES = 20
-"""So often the sampler is asked for a point that is not there yet; then one is drawn at random."""
-DRAWS = 2_000
-NEWEST = 1_000
-"""So many points at least are seen by the sampler, if there are so many, and less than twice as many."""
-BEST = 25
-"""Of older points, it sees the best of those that went to their end, as many as TPE takes for good at most."""
+MAX_TRIES = 20
+"""How often the sampler may propose a point that has been tried already. After that, points are drawn at random."""
+MAX_DRAWS = 2_000
+NEWEST_POINTS = 1_000
+"""The study has at least this many of the newest points, if there are as many, and less than twice as many."""
+BEST_POINTS = 25
+"""Of older points, the study has this many of the best completed ones: the most that TPE models as good."""
 
 
 class Proposer:
-    """The search of one sweep. The sampler's study is kept from one proposal to the next, and told what is new."""
+    """Proposes the points of one sweep. The study is kept between proposals and receives only new results."""
 
     def __init__(self, cfg: SweepConfig) -> None:
         self._cfg, self._space = cfg, axes(cfg)
-        self._by_place: dict[str, list[TrialRecord]] = {}
+        self._by_point: dict[str, list[TrialRecord]] = {}
         self._points: list[list[TrialRecord]] = []
-        """In the order in which they were proposed; by that a point is known here."""
-        self._trials = 0
-        """Those of the record that are among the points."""
+        """The trials of each point, in the order of the proposals. A point's position is its number."""
+        self._known_trials = 0
+        """How many trials of the record are in `_points`."""
         self._running: set[int] = set()
-        """Points with a trial that has not ended."""
-        self._worth: dict[int, float] = {}
-        """Of the points that went to their end."""
+        """Numbers of points with an unfinished trial."""
+        self._objectives: dict[int, float] = {}
+        """By number, of completed points."""
         self._study: optuna.Study | None = None
-        self._told: dict[int, int] = {}
-        """Of the points in the study, in order: the ids of its trials."""
+        self._study_ids: dict[int, int] = {}
+        """By number, in order: the ids that the points in the study have there."""
 
     def propose(self, journal: Journal) -> list[str]:
-        """Write down the search's next point; the ids of its trials, one a seed. Empty: there is nothing more to
-        propose.
+        """Append the next point to the journal; the ids of its trials, one per seed. Empty: there is no further point.
 
-        A space may turn out smaller than it seemed when several of its points are the same trial: that the search has
-        ended is then written down, too.
+        Where several points of the space resolve to the same trial, the space may be smaller than expected. The end of
+        the search is then appended to the journal.
         """
         record = journal.record
         if record.to_propose:
-            journal.catch_up()  # somebody may have ended the search
+            journal.catch_up()  # `sweeps cancel` may have ended the search
         if not record.to_propose:
             return []
         trials = self.next_point(record)[: record.to_propose]
@@ -76,60 +75,63 @@ class Proposer:
         return [t.trial_id for t in trials]
 
     def next_point(self, record: SweepRecord) -> list[PlannedTrial]:
-        """The trials of a point that no trial has been at; empty: there is none."""
-        for point in self._suggested(record):
+        """The trials of a point that has not been tried; empty: there is none."""
+        for point in self._suggestions(record):
             trials = [resolve(self._cfg, point, seed) for seed in self._cfg.search.seeds]
             if trials[0].trial_id not in record.trials:
                 return trials
         return []
 
     def study(self, record: SweepRecord) -> optuna.Study:
-        """What the sampler sees of what is known so far. Points that still run are RUNNING: it takes them for poor
-        (its "constant liar") and proposes elsewhere."""
-        ended = self._look(record)
-        seen = self._seen()
-        if self._study is None or seen[: len(self._told)] != list(self._told):
-            self._study, self._told = _empty_study(), {}
+        """The study with the results so far.
+
+        Running points are in the state RUNNING: the sampler assumes poor results for them ("constant liar") and
+        proposes points elsewhere.
+        """
+        ended = self._update(record)
+        wanted = self._numbers_for_study()
+        if self._study is None or wanted[: len(self._study_ids)] != list(self._study_ids):
+            self._study, self._study_ids = _empty_study(), {}
         storage = self._study._storage
-        for number in sorted(ended & self._told.keys()):
-            end, told = _as_optuna(self._space, self._points[number]), self._told[number]
+        for number in sorted(ended & self._study_ids.keys()):
+            end, study_id = _as_optuna(self._space, self._points[number]), self._study_ids[number]
             for completions, accuracy in end.intermediate_values.items():
-                storage.set_trial_intermediate_value(told, completions, accuracy)
-            storage.set_trial_state_values(told, end.state, end.values)
-        for number in seen[len(self._told) :]:
+                storage.set_trial_intermediate_value(study_id, completions, accuracy)
+            storage.set_trial_state_values(study_id, end.state, end.values)
+        for number in wanted[len(self._study_ids) :]:
             new = _as_optuna(self._space, self._points[number])
-            self._told[number] = storage.create_new_trial(self._study._study_id, new)
+            self._study_ids[number] = storage.create_new_trial(self._study._study_id, new)
         return self._study
 
-    def _look(self, record: SweepRecord) -> set[int]:
-        """Take in what the record has new; the points that have ended since the last look."""
-        for trial in itertools.islice(record.trials.values(), self._trials, None):
-            place = _place(trial)
-            if place not in self._by_place:
-                self._by_place[place] = []
+    def _update(self, record: SweepRecord) -> set[int]:
+        """Add the record's new trials; the numbers of the points that have ended since the last call."""
+        for trial in itertools.islice(record.trials.values(), self._known_trials, None):
+            key = _point_key(trial)
+            if key not in self._by_point:
+                self._by_point[key] = []
                 self._running.add(len(self._points))
-                self._points.append(self._by_place[place])
-            self._by_place[place].append(trial)
-        self._trials = len(record.trials)
+                self._points.append(self._by_point[key])
+            self._by_point[key].append(trial)
+        self._known_trials = len(record.trials)
         ended = {n for n in self._running if not any(t.state in UNFINISHED for t in self._points[n])}
         self._running -= ended
         for number in ended:
             value = objective(self._points[number])
             if value is not None:
-                self._worth[number] = value
+                self._objectives[number] = value
         return ended
 
-    def _seen(self) -> list[int]:
-        """The points that the sampler sees, in order."""
-        newest = max(0, len(self._points) // NEWEST - 1) * NEWEST
-        older = (n for n in self._worth if n < newest)
-        best = heapq.nlargest(BEST, older, key=lambda n: (self._worth[n], -n)) if newest else []
+    def _numbers_for_study(self) -> list[int]:
+        """The points that the study should have, in order."""
+        newest = max(0, len(self._points) // NEWEST_POINTS - 1) * NEWEST_POINTS
+        older = (n for n in self._objectives if n < newest)
+        best = heapq.nlargest(BEST_POINTS, older, key=lambda n: (self._objectives[n], -n)) if newest else []
         return sorted({*best, *(n for n in self._running if n < newest)}) + list(range(newest, len(self._points)))
 
-    def _suggested(self, record: SweepRecord) -> Iterator[dict[str, Any]]:
+    def _suggestions(self, record: SweepRecord) -> Iterator[dict[str, Any]]:
         from optuna.trial import TrialState as State
 
-        for attempt in range(TRIES):
+        for attempt in range(MAX_TRIES):
             study = self.study(record)
             study.sampler = _sampler(self._cfg, f"{self._cfg.search.sampler_seed}:{len(self._points)}:{attempt}")
             trial = study.ask()
@@ -137,9 +139,9 @@ class Proposer:
             for axis in self._space:
                 if axis.active(point):
                     point[axis.key] = _suggest(trial, axis)
-            study.tell(trial, state=State.FAIL)  # what becomes of it is told as a point of the journal
+            study.tell(trial, state=State.FAIL)  # its result reaches the study through the journal
             yield point
-        for _, point in zip(range(DRAWS), draws(self._space, self._cfg.search.sampler_seed), strict=False):
+        for _, point in zip(range(MAX_DRAWS), draws(self._space, self._cfg.search.sampler_seed), strict=False):
             yield point
 
 
@@ -160,7 +162,7 @@ def _sampler(cfg: SweepConfig, seed: str) -> optuna.samplers.TPESampler:
 
 
 def objective(trials: Sequence[TrialRecord]) -> float | None:
-    """What a point is worth: accuracy of the last evaluation, the mean over its completed repeats; None: unknown."""
+    """A point's accuracy at the last evaluation, the mean over its completed trials; None: no trial completed."""
     known = [t.summary.acc for t in trials if t.state is TrialState.COMPLETED and t.summary.acc is not None]
     return statistics.fmean(known) if known else None
 
@@ -181,11 +183,11 @@ def _as_optuna(space: Sequence[Axis], trials: Sequence[TrialRecord]) -> optuna.t
     active = [axis for axis in space if axis.key in point]
     states = {t.state for t in trials}
     value: float | None = None
-    passed: dict[int, float] = {}
+    intermediate: dict[int, float] = {}
     if states & UNFINISHED:
         state = State.RUNNING
     elif TrialState.PRUNED in states:
-        state, passed = State.PRUNED, _mean_curve(trials)
+        state, intermediate = State.PRUNED, _mean_curve(trials)
     else:
         value = objective(trials)
         state = State.FAIL if value is None else State.COMPLETE
@@ -194,7 +196,7 @@ def _as_optuna(space: Sequence[Axis], trials: Sequence[TrialRecord]) -> optuna.t
         value=value,
         params={a.key: a.choices.index(point[a.key]) if a.choices else point[a.key] for a in active},
         distributions={a.key: _distribution(a) for a in active},
-        intermediate_values=passed,
+        intermediate_values=intermediate,
     )
 
 
@@ -209,7 +211,7 @@ def _distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
 
 
 def _ends(axis: Axis) -> tuple[float, float]:
-    """The lowest and the highest that can be reached in whole steps."""
+    """The lowest and the highest value of the axis that lie on its steps."""
     return axis.low, axis.high if axis.step is None else axis.number(axis.low + axis.steps * axis.step)
 
 
@@ -219,7 +221,7 @@ def _whole_ends(axis: Axis) -> tuple[int, int]:
 
 
 def _mean_curve(trials: Sequence[TrialRecord]) -> dict[int, float]:
-    """Mean accuracy over the repeats by completions, where all of them were evaluated, but not before training."""
+    """Mean accuracy of a point's trials by completions, at evaluations that all of them have. Without the one at 0."""
     curves = [dict(curve(t)) for t in trials]
     shared = set(curves[0]).intersection(*curves[1:]) - {0}
     return {completions: statistics.fmean(c[completions] for c in curves) for completions in sorted(shared)}
@@ -229,9 +231,9 @@ def points_of(record: SweepRecord) -> list[list[TrialRecord]]:
     """The trials by point, in the order in which the points were proposed."""
     found: dict[str, list[TrialRecord]] = {}
     for trial in record.trials.values():
-        found.setdefault(_place(trial), []).append(trial)
+        found.setdefault(_point_key(trial), []).append(trial)
     return list(found.values())
 
 
-def _place(trial: TrialRecord) -> str:
+def _point_key(trial: TrialRecord) -> str:
     return repr(sorted(trial.planned.point.items()))

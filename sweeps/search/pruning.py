@@ -1,15 +1,16 @@
-"""Which trials end early: judged at an evaluation on their way, against what others came to with as many completions.
+"""Decides which trials end early (are pruned): each evaluation during training is compared with those of other trials.
 
-From what the journal knows to a reason, or none. The driver writes the decision down as the command that it is, before
-the trainer hears it, so a restart finds the same trials ended.
+Pure: from the journal's record to a reason, or None. The driver commits the decision before the trainer receives it, so
+a restarted driver finds the same trials pruned.
 
-Two trials are compared at equal *completions* seen (steps x prompts_per_step x group_size), not at equal steps: of two
-batch sizes, the larger has paid for more at the same step, and what is asked is which did more with what it paid. Where
-evaluations do not fall on the same number, the accuracy there is read off the line between two of them. Trials are
-compared within a seed: they saw the same questions in the same order, and a point's repeats do not push each other out.
+Trials are compared at equal *completions* (steps x prompts_per_step x group_size), not at equal steps: of two batch
+sizes, the larger one has cost more at the same step, and the comparison asks what each trial has learnt for its cost.
+Where a trial has no evaluation at a number of completions, its accuracy there is interpolated linearly. Only trials of
+the same seed are compared: they train on the same questions in the same order, and the repeats of one point do not
+compete with each other.
 
-With few evaluation questions differences are noise: the 95 % interval of an accuracy of 0.5 over 64 questions is 0.12
-wide to either side. `search.pruning_min_trials` and the rules' own keys say how much is ended on how little.
+Few evaluation questions make noisy comparisons: the 95 % interval of an accuracy of 0.5 over 64 questions is +-0.12.
+`search.pruning_min_trials` and the keys of each rule set how many trials are pruned on how much evidence.
 """
 
 from __future__ import annotations
@@ -25,36 +26,35 @@ from sweeps.journal.journal import SweepRecord, TrialRecord
 from sweeps.planning.plan import PlannedTrial
 
 Curve = Sequence[tuple[int, float]]
-"""Accuracy by completions seen, in order; the first is before training, at 0."""
+"""(completions, accuracy) of a trial's evaluations, in order; the first is before training, at 0."""
 
 Reached = Callable[[int], Sequence[float]]
-"""What the trials that have come to a number of completions had there, in ascending order; the judged one included."""
+"""Maps completions to the accuracies that trials had there, in ascending order, the judged trial's own included."""
 
 
 class Pruner:
-    """The rule of one sweep. It hears each evaluation once, and keeps by seed what is asked at each: what a decision
-    costs does not grow with the trials."""
+    """The pruning rule of one sweep. The cost of a decision does not grow with the number of trials."""
 
     def __init__(self, cfg: SweepConfig, record: SweepRecord) -> None:
         self._search, self._steps = cfg.search, cfg.stage.steps
         self._first = 0
-        self._standings: dict[int, Standings] = {}
+        self._by_seed: dict[int, AccuracyTable] = {}
         if self._search.pruning == "none":
             return
         self._first = self._search.pruning_warmup_completions or first_evaluation(cfg)
         for trial in record.trials.values():
-            self.hear(trial)
+            self.add(trial)
 
-    def hear(self, trial: TrialRecord) -> None:
-        """Take in the evaluations of a trial that are new."""
+    def add(self, trial: TrialRecord) -> None:
+        """Add the trial's new evaluations to the comparison."""
         if self._search.pruning != "none":
-            self._standings.setdefault(trial.planned.seed, Standings()).hear(trial.trial_id, curve(trial))
+            self._by_seed.setdefault(trial.planned.seed, AccuracyTable()).add(trial.trial_id, curve(trial))
 
     def reason(self, trial: TrialRecord, step: int) -> str | None:
-        """Why a trial ends after its evaluation at `step`, which was heard; None: it goes on.
+        """Why a trial is pruned after its evaluation at `step`; None: it continues. Call `add` first.
 
-        An evaluation that is done again after a restore is judged only if it is still the newest: those before it have
-        been judged.
+        An evaluation that is repeated after a restore is judged only if it is the trial's newest: the ones before it
+        have been judged already.
         """
         search = self._search
         if search.pruning == "none" or not 0 < step < self._steps:
@@ -62,7 +62,7 @@ class Pruner:
         own = curve(trial)
         if not own or own[-1][0] != step * completions_per_step(trial):
             return None
-        reached = self._standings[trial.planned.seed].at
+        reached = self._by_seed[trial.planned.seed].at
         if search.pruning == "asha":
             return asha(
                 own, reached, first=self._first, factor=search.pruning_factor, min_trials=search.pruning_min_trials
@@ -76,67 +76,68 @@ class Pruner:
         )
 
 
-def ends_nothing(cfg: SweepConfig, trials: Sequence[PlannedTrial]) -> str | None:
-    """Why the rule cannot end any of these trials; None: it can."""
+def why_never_pruning(cfg: SweepConfig, trials: Sequence[PlannedTrial]) -> str | None:
+    """Why the rule cannot prune any of these trials; None: it can."""
     search, every = cfg.search, cfg.evaluation.every_steps
     if search.pruning == "none" or not trials:
         return None
     most = max(Counter(trial.seed for trial in trials).values())
     if most < search.pruning_min_trials:
         return (
-            f"search.pruning={search.pruning} ends nothing here: it waits for search.pruning_min_trials="
+            f"search.pruning={search.pruning} has no effect: it needs search.pruning_min_trials="
             f"{search.pruning_min_trials} trials of one seed, and there are {most}"
         )
     first = search.pruning_warmup_completions or first_evaluation(cfg)
     last = (cfg.stage.steps - 1) // every * every * max(t.prompts_per_step * t.group_size for t in trials)
     if last < first:
         return (
-            f"search.pruning={search.pruning} ends nothing here: it begins at search.pruning_warmup_completions="
-            f"{first}, and the last evaluation on a trial's way comes at {last}"
+            f"search.pruning={search.pruning} has no effect: it begins at search.pruning_warmup_completions={first}, "
+            f"and the last evaluation before the end of a trial is at {last}"
         )
     return None
 
 
-class Standings:
-    """What trials came to, at those numbers of completions that somebody has asked for."""
+class AccuracyTable:
+    """The accuracies of the trials of one seed, at each number of completions that a decision has asked for."""
 
     def __init__(self) -> None:
         self._curves: dict[str, list[tuple[int, float]]] = {}
-        self._places: list[int] = []
+        self._columns: list[int] = []
+        """The numbers of completions asked for so far, in order."""
         self._values: dict[int, list[float]] = {}
 
-    def hear(self, trial_id: str, curve: Curve) -> None:
-        """The evaluations of a trial, those that were heard before included."""
-        mine = self._curves.setdefault(trial_id, [])
-        for number in range(len(mine), len(curve)):
-            mine.append(curve[number])
-            before = mine[-2][0] if number else -1
-            first = bisect.bisect_right(self._places, before)
-            for place in self._places[first : bisect.bisect_right(self._places, mine[-1][0])]:
-                self._put(place, mine)
+    def add(self, trial_id: str, curve: Curve) -> None:
+        """Take the new evaluations of a trial from its whole curve."""
+        known = self._curves.setdefault(trial_id, [])
+        for number in range(len(known), len(curve)):
+            known.append(curve[number])
+            before = known[-2][0] if number else -1
+            first = bisect.bisect_right(self._columns, before)
+            for completions in self._columns[first : bisect.bisect_right(self._columns, known[-1][0])]:
+                self._insert(completions, known)
 
     def at(self, completions: int) -> Sequence[float]:
-        """As `Reached`."""
+        """See `Reached`."""
         if completions not in self._values:
-            bisect.insort(self._places, completions)
+            bisect.insort(self._columns, completions)
             self._values[completions] = []
             for curve in self._curves.values():
-                self._put(completions, curve)
+                self._insert(completions, curve)
         return self._values[completions]
 
-    def _put(self, place: int, curve: Curve) -> None:
-        value = accuracy_at(curve, place)
+    def _insert(self, completions: int, curve: Curve) -> None:
+        value = accuracy_at(curve, completions)
         if value is not None:
-            bisect.insort(self._values[place], value)
+            bisect.insort(self._values[completions], value)
 
 
 def asha(own: Curve, reached: Reached, *, first: int, factor: int, min_trials: int) -> str | None:
-    """Asynchronous successive halving, in the variant that stops (L. Li et al. 2020, arXiv:1810.05934, and Optuna's
-    `SuccessiveHalvingPruner`).
+    """Asynchronous successive halving, in the variant that stops trials (L. Li et al. 2020, arXiv:1810.05934, and
+    Optuna's `SuccessiveHalvingPruner`).
 
-    Rungs lie at `first`, `first` x factor, `first` x factor^2 ... completions. Of the trials that have reached a rung
-    so far, this one included, the best 1 in `factor` goes on, at least one; whoever comes first is judged by few. A
-    tie goes on.
+    Rungs are at `first`, `first` x factor, `first` x factor^2 ... completions. Of the trials that have reached a rung
+    so far, this one included, the best 1 in `factor` continues, and at least one. The first trials at a rung are
+    compared with few others. A tie continues.
     """
     before, now = (own[-2][0] if len(own) > 1 else 0), own[-1][0]
     rung = first
@@ -147,7 +148,7 @@ def asha(own: Curve, reached: Reached, *, first: int, factor: int, min_trials: i
             kept = max(1, len(there) // factor)
             if len(there) >= min_trials and value < there[-kept]:
                 return (
-                    f"accuracy {value:.3f} at {rung} completions, and the best {kept} of {len(there)} have "
+                    f"accuracy {value:.3f} at {rung} completions, while the best {kept} of {len(there)} have "
                     f"{there[-kept]:.3f} or more"
                 )
         rung *= factor
@@ -157,8 +158,8 @@ def asha(own: Curve, reached: Reached, *, first: int, factor: int, min_trials: i
 def median(own: Curve, reached: Reached, *, first: int, percentile: float, min_trials: int) -> str | None:
     """The median rule (D. Golovin et al. 2017, "Google Vizier", and Optuna's `PercentilePruner`).
 
-    A trial ends if its best accuracy so far is below this percentile of what the others had at the same number of
-    completions. All that came so far count, ended ones too, as in Syne Tune: many may run at once from the start.
+    A trial is pruned if its best accuracy so far is below this percentile of the other trials' accuracies at the same
+    number of completions. Running and ended trials both count, as in Syne Tune, since many may run at once.
     """
     now, latest = own[-1]
     there = reached(now)
@@ -170,8 +171,8 @@ def median(own: Curve, reached: Reached, *, first: int, percentile: float, min_t
     if best >= bar:
         return None
     return (
-        f"best accuracy {best:.3f} up to {now} completions, and percentile {percentile:g} of {len(there) - 1} others "
-        f"there is {bar:.3f}"
+        f"best accuracy {best:.3f} up to {now} completions, while percentile {percentile:g} of {len(there) - 1} other "
+        f"trials there is {bar:.3f}"
     )
 
 
@@ -182,9 +183,9 @@ def curve(trial: TrialRecord) -> list[tuple[int, float]]:
 
 
 def accuracy_at(curve: Curve, completions: int) -> float | None:
-    """Accuracy at a number of completions, on the line between the evaluations around it; None: not come that far.
+    """The accuracy at a number of completions, interpolated linearly; None beyond the last evaluation.
 
-    Where there was an evaluation it is that one's to the last bit: what is equal must be found equal.
+    At an evaluation the value is exact, without interpolation: equal accuracies must compare as equal.
     """
     for x, y in curve:
         if x == completions:
@@ -196,7 +197,7 @@ def accuracy_at(curve: Curve, completions: int) -> float | None:
 
 
 def percentile_of(ranked: Sequence[float], percentile: float) -> float:
-    """Of values in ascending order; linear between the ranks, as numpy's default."""
+    """Of values in ascending order; linear between ranks, like numpy's default."""
     place = (len(ranked) - 1) * percentile / 100
     below = int(place)
     above = min(below + 1, len(ranked) - 1)
@@ -204,7 +205,7 @@ def percentile_of(ranked: Sequence[float], percentile: float) -> float:
 
 
 def first_evaluation(cfg: SweepConfig) -> int:
-    """Completions by which every batch of the space has had an evaluation on its way: the largest one's first."""
+    """The completions of the largest batch of the search space at its first evaluation during training."""
     ends = {axis.key: axis.extremes for axis in axes(cfg)}
     return cfg.evaluation.every_steps * max(ends["prompts_per_step"]) * max(ends["group_size"])
 

@@ -1,4 +1,4 @@
-"""A search from its first proposal to its last: exact counts, and the same proposals whatever happens on the way."""
+"""A search from the first to the last proposal: exact counts, and the same proposals after interruptions."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def test_every_proposal_is_in_the_journal_before_its_trial_starts_and_their_numb
     assert len(record.trials) == 7
     assert {t.state for t in record.trials.values()} == {TrialState.COMPLETED}
     assert record.left == 0
-    told = [
+    events = [
         (e.kind, e.body.get("trial_id") or e.body["trial"]["trial_id"])
         for e in sweep_events(sweep.ledger, SWEEP)
         if e.kind in ("trial_planned", "attempt_started")
     ]
     for trial_id in record.trials:
-        assert told.index(("trial_planned", trial_id)) < told.index(("attempt_started", trial_id))
+        assert events.index(("trial_planned", trial_id)) < events.index(("attempt_started", trial_id))
     assert load(sweep.ledger, SWEEP) == record
 
 
-def test_the_plan_of_a_search_says_how_many_trials_there_will_be_and_from_what(tmp_path):
+def test_the_plan_of_a_search_has_the_number_of_trials_and_the_search_space(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=7", *SMALL)
     body = next(iter(sweep_events(sweep.ledger, SWEEP))).body
     assert (body["trials"], body["proposals"]) == ([], 7)
@@ -71,7 +71,7 @@ def test_the_plan_of_a_search_says_how_many_trials_there_will_be_and_from_what(t
     assert sweep.journal.record.left == 7
 
 
-def test_a_plan_whose_sampler_would_never_be_asked_says_so():
+def test_a_plan_whose_sampler_never_proposes_gets_a_warning():
     search = (
         "+stage=smoke",
         "trainer=simulated",
@@ -80,12 +80,12 @@ def test_a_plan_whose_sampler_would_never_be_asked_says_so():
         "search.startup_trials=4",
         *SMALL,
     )
-    (said,) = make_plan(compose([*search, "search.trials=8"])).warnings
-    assert "search.startup_trials=4 points at random, and there are no more in 8 trials" in said
+    (warning,) = make_plan(compose([*search, "search.trials=8"])).warnings
+    assert "search.startup_trials=4 points at random, and search.trials=8 leaves no trial after them" in warning
     assert not make_plan(compose([*search, "search.trials=9"])).warnings
 
 
-def test_repeats_over_seeds_are_of_the_same_point_and_the_last_point_may_lack_some(tmp_path):
+def test_each_point_runs_with_every_seed_and_the_last_point_with_the_remaining_trials(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=5", "search.seeds=[0,1]", *SMALL).run()
     points = points_of(sweep.journal.record)
     assert [len(trials) for trials in points] == [2, 2, 1]
@@ -95,13 +95,13 @@ def test_repeats_over_seeds_are_of_the_same_point_and_the_last_point_may_lack_so
     assert objective(points[0]) == pytest.approx(sum(a for a in first if a is not None) / 2)
 
 
-def test_other_cards_get_other_points_while_the_first_still_runs(tmp_path):
+def test_trials_that_run_at_once_have_different_points(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=16", "machine=h100x8", *SMALL).run()
     assert len({lr for _, lr in proposals(sweep)}) == 16
     assert sum(u.from_ns == min(v.from_ns for v in sweep.ledger.usages()) for u in sweep.ledger.usages()) == 8
 
 
-def test_what_still_runs_is_known_to_the_sampler_as_running(tmp_path):
+def test_running_trials_are_running_in_the_study(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=4", "machine=h100x8", *SMALL)
     attempt = sweep.host.next_attempt()
     assert attempt is not None
@@ -112,17 +112,17 @@ def test_what_still_runs_is_known_to_the_sampler_as_running(tmp_path):
     assert seen[0].params["algorithm.lr"] == next(iter(record.trials.values())).planned.point["algorithm.lr"]
 
 
-def test_a_space_that_has_no_more_points_ends_the_search_instead_of_the_sweep_waiting(tmp_path):
+def test_a_search_ends_when_the_space_has_no_further_points(tmp_path):
     only = ("search.space.algorithm.kl_coef=[0.0,0.1]", "search.trials=2", "search.prompts_per_step=[8]")
     sweep = a_sweep(tmp_path, "search=optuna", *only, "search.lr_scaling=[hold]", "stage.steps=2")
-    sweep.journal.record.proposals = 5  # as a plan would be whose points turn out to be fewer
+    sweep.journal.record.proposals = 5  # more than the space has
     sweep.run()
     assert [e.kind for e in sweep_events(sweep.ledger, SWEEP)].count("search_ended") == 1
     assert len(sweep.journal.record.trials) == 2
     assert load(sweep.ledger, SWEEP).left == 0
 
 
-def test_the_sampler_finds_better_rates_than_chance_where_the_simulated_trainer_learns_fastest():
+def test_the_sampler_finds_better_learning_rates_than_random_draws():
     better = 0
     for seed in range(5):
         search = (*SMALL, "search.trials=40", f"search.sampler_seed={seed}", "search=optuna", "trainer=simulated")
@@ -138,7 +138,7 @@ def test_the_sampler_finds_better_rates_than_chance_where_the_simulated_trainer_
     assert better == 5
 
 
-def test_a_search_that_somebody_gives_up_proposes_no_more(tmp_path):
+def test_a_cancelled_search_proposes_no_further_points(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=9", *SMALL)
     attempt = sweep.host.next_attempt()
     assert attempt is not None
@@ -157,11 +157,11 @@ def test_a_search_that_somebody_gives_up_proposes_no_more(tmp_path):
 
 
 class Killed(BaseException):
-    """The process is gone: what it was about to write is not written."""
+    """The process is gone, and its pending write is lost."""
 
 
 def killed_at(sweep: Sweep, write: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Run until the n-th write to the journal, which does not happen any more; whether it came so far."""
+    """Run until the n-th write to the journal, which fails; False if the sweep ended before."""
     counter = itertools.count(1)
     whole = Ledger.append_events
 
@@ -179,10 +179,10 @@ def killed_at(sweep: Sweep, write: int, monkeypatch: pytest.MonkeyPatch) -> bool
 
 
 def resumed(sweep: Sweep, folder: Path) -> Sweep:
-    """What the same command makes of the sweep in another process, a minute later."""
+    """The sweep as the same command resumes it in another process, a minute later."""
     cfg, clock = sweep.cfg, FakeClock(utc=sweep.clock.utc_ns() + 60 * 10**9)
     ledger = Ledger.open(folder / "ledger.db", clock)
-    for usage in ledger.usages():  # as `close_dead` does where the process is really gone
+    for usage in ledger.usages():  # as `close_dead` does when the process is gone
         if usage.to_ns is None:
             ledger.end_usage(usage.key, "PREEMPTED")
     journal = Journal(ledger, SWEEP)
@@ -207,7 +207,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_a_search_that_is_killed_anywhere_goes_on_with_the_same_proposals_and_decisions(search, tmp_path, monkeypatch):
+def test_a_search_killed_at_any_write_resumes_with_the_same_proposals_and_decisions(search, tmp_path, monkeypatch):
     overrides = SEARCHES[search]
     alone = a_sweep(tmp_path / "alone", *overrides).run()
     expected = outcome(alone.journal.record)
@@ -236,18 +236,18 @@ def test_a_proposal_is_a_function_of_the_journal(tmp_path):
 
 
 @pytest.mark.parametrize("newest", [1000, 8])
-def test_a_proposal_costs_what_is_new_and_is_the_one_that_the_whole_journal_gives(newest, tmp_path, monkeypatch):
-    """In a search of thousands, the best of the older points are seen and the newest: here, after eight."""
-    monkeypatch.setattr(proposals_module, "NEWEST", newest)
-    monkeypatch.setattr(proposals_module, "BEST", 3)
+def test_an_incremental_study_proposes_the_same_as_one_built_from_the_whole_journal(newest, tmp_path, monkeypatch):
+    """A large search uses the newest points and the best of the older ones: here, more than eight points."""
+    monkeypatch.setattr(proposals_module, "NEWEST_POINTS", newest)
+    monkeypatch.setattr(proposals_module, "BEST_POINTS", 3)
     pruned = ("search.pruning=asha", "search.pruning_factor=2", "search.pruning_min_trials=2")
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=24", "machine=h100x8", *pruned, *SMALL)
-    told = proposals_module._as_optuna
-    looked_at: list[int] = []
+    as_optuna = proposals_module._as_optuna
+    converted: list[int] = []
 
     def count(*arguments):
-        looked_at.append(1)
-        return told(*arguments)
+        converted.append(1)
+        return as_optuna(*arguments)
 
     kept = sweep.host._proposer
     whole = kept.next_point
@@ -264,16 +264,16 @@ def test_a_proposal_costs_what_is_new_and_is_the_one_that_the_whole_journal_give
     sweep.run()
     states = {t.state for t in sweep.journal.record.trials.values()}
     assert states == {TrialState.COMPLETED, TrialState.PRUNED}
-    assert newest == 8 or len(looked_at) <= 2 * 24, "each point is told when it begins and when it ends"
+    assert newest == 8 or len(converted) <= 2 * 24, "each point is converted when it begins and when it ends"
 
 
-def test_another_sampler_seed_gives_other_points(tmp_path):
+def test_another_sampler_seed_proposes_other_points(tmp_path):
     one = a_sweep(tmp_path / "0", "search=optuna", "search.trials=3", *SMALL)
     other = a_sweep(tmp_path / "1", "search=optuna", "search.trials=3", "search.sampler_seed=1", *SMALL)
     assert Proposer(one.cfg).next_point(one.journal.record) != Proposer(other.cfg).next_point(other.journal.record)
 
 
-def test_the_cost_report_names_what_was_varied(tmp_path):
+def test_the_cost_report_shows_the_varied_keys(tmp_path):
     only = ("search.space.rollout.temperature=[0.8]", "search.prompts_per_step=[8]", "search.lr_scaling=[hold]")
     sweep = a_sweep(tmp_path, *only, "stage.steps=2").run()
     (usage,) = sweep.ledger.usages()

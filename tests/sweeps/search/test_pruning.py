@@ -1,4 +1,4 @@
-"""Which trials end early: the rules against values worked out by hand and Optuna's, and what a restart finds."""
+"""Pruning: the rules against values worked out by hand and against Optuna, and the decisions after a restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord, Tria
 from sweeps.journal.trial_summary import Accuracy, TrialSummary
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.gates import metric_gate
-from sweeps.search.pruning import Pruner, accuracy_at, asha, ends_nothing, first_evaluation, median, percentile_of
+from sweeps.search.pruning import Pruner, accuracy_at, asha, first_evaluation, median, percentile_of, why_never_pruning
 from sweeps.search.pruning import curve as curve_of
 from tests.sweeps.in_process import a_sweep
 from tests.sweeps.search.test_proposals import SMALL, SWEEP, Killed, resumed
@@ -30,15 +30,15 @@ PRUNED = ("search=random", "search.trials=6", "search.pruning=median", *SMALL)
 
 
 def among(*curves: list[tuple[int, float]]) -> Callable[[int], list[float]]:
-    """What all of these have at some number of completions, looked at one by one."""
+    """The accuracies of all these curves at a number of completions, computed one by one."""
     return lambda completions: sorted(v for c in curves if (v := accuracy_at(c, completions)) is not None)
 
 
-def ended_by_asha(own: list[tuple[int, float]], others: list[list[tuple[int, float]]], **rule) -> bool:
+def pruned_by_asha(own: list[tuple[int, float]], others: list[list[tuple[int, float]]], **rule) -> bool:
     return asha(own, among(own, *others), **rule) is not None
 
 
-def ended_by_median(own: list[tuple[int, float]], others: list[list[tuple[int, float]]], **rule) -> bool:
+def pruned_by_median(own: list[tuple[int, float]], others: list[list[tuple[int, float]]], **rule) -> bool:
     return median(own, among(own, *others), **rule) is not None
 
 
@@ -52,50 +52,52 @@ def flat(*accuracies: float) -> list[tuple[int, float]]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_of_nine_at_a_rung_the_best_three_go_on_with_a_factor_of_three():
+def test_of_nine_at_a_rung_the_best_three_continue_with_a_factor_of_three():
     others = [flat(acc) for acc in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)]
-    goes_on = [not ended_by_asha(flat(acc), others, first=100, factor=3, min_trials=2) for acc in (0.55, 0.65, 0.75)]
+    continues = [not pruned_by_asha(flat(acc), others, first=100, factor=3, min_trials=2) for acc in (0.55, 0.65, 0.75)]
     # With the ninth, the best three are 0.7, 0.8 and the ninth itself, if it is above 0.6.
-    assert goes_on == [False, True, True]
+    assert continues == [False, True, True]
 
 
-def test_before_there_are_as_many_as_the_factor_only_the_best_goes_on():
-    assert ended_by_asha(flat(0.5), [flat(0.6)], first=100, factor=3, min_trials=2)
-    assert not ended_by_asha(flat(0.7), [flat(0.6)], first=100, factor=3, min_trials=2)
-    assert not ended_by_asha(flat(0.6), [flat(0.6)], first=100, factor=3, min_trials=2), "a tie goes on"
+def test_with_fewer_trials_than_the_factor_only_the_best_continues():
+    assert pruned_by_asha(flat(0.5), [flat(0.6)], first=100, factor=3, min_trials=2)
+    assert not pruned_by_asha(flat(0.7), [flat(0.6)], first=100, factor=3, min_trials=2)
+    assert not pruned_by_asha(flat(0.6), [flat(0.6)], first=100, factor=3, min_trials=2), "a tie continues"
 
 
-def test_rungs_lie_at_powers_of_the_factor_and_nothing_is_judged_between_them():
+def test_rungs_are_at_powers_of_the_factor_and_no_trial_is_pruned_between_them():
     others = [flat(0.9, 0.9, 0.9, 0.9)] * 5
     own = [0.1, 0.1, 0.1, 0.1]
-    judged = [ended_by_asha(flat(*own[:n]), others, first=100, factor=2, min_trials=2) for n in (1, 2, 3, 4)]
+    judged = [pruned_by_asha(flat(*own[:n]), others, first=100, factor=2, min_trials=2) for n in (1, 2, 3, 4)]
     assert judged == [True, True, False, True]
 
 
-def test_nothing_ends_before_enough_trials_have_come_as_far():
+def test_no_trial_is_pruned_before_enough_trials_have_come_as_far():
     others = [flat(0.9)] * 3
-    assert not ended_by_asha(flat(0.1), others, first=100, factor=3, min_trials=5)
-    assert ended_by_asha(flat(0.1), others, first=100, factor=3, min_trials=4)
-    assert not ended_by_median(flat(0.1), others, first=100, percentile=50, min_trials=5)
-    assert ended_by_median(flat(0.1), others, first=100, percentile=50, min_trials=4)
+    assert not pruned_by_asha(flat(0.1), others, first=100, factor=3, min_trials=5)
+    assert pruned_by_asha(flat(0.1), others, first=100, factor=3, min_trials=4)
+    assert not pruned_by_median(flat(0.1), others, first=100, percentile=50, min_trials=5)
+    assert pruned_by_median(flat(0.1), others, first=100, percentile=50, min_trials=4)
 
 
-def test_a_trial_ends_whose_best_is_below_the_median_of_the_others_there():
+def test_a_trial_is_pruned_when_its_best_is_below_the_median_of_the_others():
     others = [flat(0.2, acc) for acc in (0.3, 0.4, 0.6)]
     rule = {"first": 100, "percentile": 50.0, "min_trials": 2}
-    assert ended_by_median(flat(0.2, 0.39), others, **rule)
-    assert not ended_by_median(flat(0.2, 0.40), others, **rule)
-    assert not ended_by_median(flat(0.45, 0.1), others, **rule), "its best so far counts"
-    assert not ended_by_median(flat(0.2, 0.39), others, **{**rule, "percentile": 25.0}), "25 % of 0.3, 0.4, 0.6 is 0.35"
-    assert ended_by_median(flat(0.2, 0.34), others, **{**rule, "percentile": 25.0})
-    assert not ended_by_median(flat(0.2, 0.1), others, **{**rule, "first": 201}), "warm-up"
+    assert pruned_by_median(flat(0.2, 0.39), others, **rule)
+    assert not pruned_by_median(flat(0.2, 0.40), others, **rule)
+    assert not pruned_by_median(flat(0.45, 0.1), others, **rule), "its best so far counts"
+    assert not pruned_by_median(flat(0.2, 0.39), others, **{**rule, "percentile": 25.0}), (
+        "25 % of 0.3, 0.4, 0.6 is 0.35"
+    )
+    assert pruned_by_median(flat(0.2, 0.34), others, **{**rule, "percentile": 25.0})
+    assert not pruned_by_median(flat(0.2, 0.1), others, **{**rule, "first": 201}), "warm-up"
 
 
-def test_what_was_known_before_training_counts_for_nobody():
-    assert ended_by_median([(0, 0.9), (100, 0.1)], [flat(0.5)] * 3, first=100, percentile=50, min_trials=2)
+def test_the_evaluation_before_training_does_not_count():
+    assert pruned_by_median([(0, 0.9), (100, 0.1)], [flat(0.5)] * 3, first=100, percentile=50, min_trials=2)
 
 
-def test_between_two_evaluations_the_accuracy_lies_on_the_line_and_beyond_the_last_it_is_unknown():
+def test_accuracy_is_interpolated_between_evaluations_and_unknown_beyond_the_last():
     curve = [(0, 0.1), (160, 0.3), (320, 0.7)]
     assert accuracy_at(curve, 160) == pytest.approx(0.3)
     assert accuracy_at(curve, 240) == pytest.approx(0.5)
@@ -103,9 +105,9 @@ def test_between_two_evaluations_the_accuracy_lies_on_the_line_and_beyond_the_la
     assert accuracy_at(curve, 321) is None
 
 
-def test_accuracies_that_are_equal_at_a_rung_are_found_equal_whatever_came_before():
-    assert 0.2 + (0.9 - 0.2) * 100 / 100 < 0.9, "what the line between them makes of it"
-    assert not ended_by_asha([(0, 0.2), (100, 0.9)], [[(0, 0.9), (100, 0.9)]], first=100, factor=3, min_trials=2)
+def test_equal_accuracies_at_a_rung_compare_as_equal():
+    assert 0.2 + (0.9 - 0.2) * 100 / 100 < 0.9, "the interpolated value would be smaller"
+    assert not pruned_by_asha([(0, 0.2), (100, 0.9)], [[(0, 0.9), (100, 0.9)]], first=100, factor=3, min_trials=2)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0, 100))
@@ -119,26 +121,26 @@ some_curves = st.lists(st.lists(accuracies, min_size=9, max_size=9), min_size=1,
 
 @settings(deadline=None, max_examples=50)
 @given(some_curves, st.integers(2, 4))
-def test_successive_halving_decides_as_optunas_where_all_have_the_same_batch(values: list[list[float]], factor: int):
+def test_successive_halving_decides_like_optuna_when_all_trials_have_the_same_batch(
+    values: list[list[float]], factor: int
+):
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=factor)
 
     def ours(own: list[tuple[int, float]], others: list[list[tuple[int, float]]]) -> bool:
-        return ended_by_asha(own, others, first=100, factor=factor, min_trials=1)
+        return pruned_by_asha(own, others, first=100, factor=factor, min_trials=1)
 
     assert decisions(values, ours) == decisions_of(pruner, values)
 
 
 @settings(deadline=None, max_examples=50)
 @given(some_curves, st.floats(1, 99))
-def test_the_median_rule_decides_as_optunas_where_every_trial_goes_to_its_end(
-    values: list[list[float]], percentile: float
-):
-    """Optuna's percentile counts from the best, and looks at trials that went to their end."""
+def test_the_median_rule_decides_like_optuna_when_every_trial_completes(values: list[list[float]], percentile: float):
+    """Optuna's percentile counts from the best, and considers completed trials only."""
     pruner = optuna.pruners.PercentilePruner(100 - percentile, n_startup_trials=1, n_min_trials=1)
     *before, last = values
     others = [flat(*curve) for curve in before]
     ours = [
-        ended_by_median(flat(*last[: n + 1]), others, first=1, percentile=percentile, min_trials=2)
+        pruned_by_median(flat(*last[: n + 1]), others, first=1, percentile=percentile, min_trials=2)
         for n in range(len(last))
     ]
     study = a_study(pruner)
@@ -194,10 +196,10 @@ def record_of(cfg, *curves: tuple[int, int, list[float]]) -> tuple[SweepRecord, 
     """Trials of (prompts per step, seed, accuracies at each evaluation), all of them running."""
     record, planned = SweepRecord(SWEEP), make_plan(cfg).trials[0]
     for number, (prompts, seed, values) in enumerate(curves):
-        said = tuple(Accuracy(cfg.evaluation.every_steps * i, acc) for i, acc in enumerate(values))
+        found = tuple(Accuracy(cfg.evaluation.every_steps * i, acc) for i, acc in enumerate(values))
         trial = replace(planned, trial_id=f"t{number}", prompts_per_step=prompts, seed=seed)
         attempt = AttemptRecord(1, "lease-1", 0, 0)
-        record.trials[trial.trial_id] = TrialRecord(trial, [attempt], TrialSummary(accuracies=said))
+        record.trials[trial.trial_id] = TrialRecord(trial, [attempt], TrialSummary(accuracies=found))
     return record, list(record.trials.values())
 
 
@@ -224,11 +226,11 @@ def test_only_trials_of_the_same_seed_are_compared():
     assert Pruner(cfg, record).reason(one, 5) is not None
 
 
-def test_the_last_evaluation_and_one_that_was_judged_before_end_nothing():
+def test_the_last_evaluation_and_a_repeated_one_prune_nothing():
     cfg = compose(["+stage=smoke", "search.prompts_per_step=[8]", "search.lr_scaling=[hold]", *MEDIAN])
     record, (one, _) = record_of(cfg, (8, 0, [0.1, 0.2, 0.2, 0.2, 0.2]), (8, 0, [0.1, 0.9, 0.9, 0.9, 0.9]))
-    assert Pruner(cfg, record).reason(one, 20) is None, "it is done"
-    assert Pruner(cfg, record).reason(one, 5) is None, "an older one, said again after a restore"
+    assert Pruner(cfg, record).reason(one, 20) is None, "the trial is complete"
+    assert Pruner(cfg, record).reason(one, 5) is None, "an older one, repeated after a restore"
     assert Pruner(cfg, record).reason(one, 0) is None
 
 
@@ -236,19 +238,19 @@ def test_the_last_evaluation_and_one_that_was_judged_before_end_nothing():
     ("typed", "why"),
     [
         (("search.trials=6", "search.seeds=[0,1]"), "search.pruning_min_trials=4 trials of one seed, and there are 3"),
-        (("search.trials=6", "search.pruning_warmup_completions=257"), "on a trial's way comes at 256"),
+        (("search.trials=6", "search.pruning_warmup_completions=257"), "before the end of a trial is at 256"),
         (("search.trials=6", "search.pruning_warmup_completions=256"), None),
     ],
 )
-def test_a_rule_that_cannot_end_any_trial_is_said_with_the_plan(typed: tuple[str, ...], why: str | None):
+def test_a_rule_that_cannot_prune_any_trial_gets_a_warning(typed: tuple[str, ...], why: str | None):
     cfg = compose(
         ["+stage=smoke", "trainer=simulated", "search=random", *SMALL, "search.pruning=median", "stage.steps=5", *typed]
     )
-    said = ends_nothing(cfg, make_plan(cfg).trials)
-    assert said is None if why is None else why in (said or "")
+    found = why_never_pruning(cfg, make_plan(cfg).trials)
+    assert found is None if why is None else why in (found or "")
 
 
-def test_without_a_rule_nothing_ends_early():
+def test_without_a_rule_no_trial_is_pruned():
     cfg = compose(["+stage=smoke", "search.prompts_per_step=[8]", "search.lr_scaling=[hold]", *MEDIAN[1:]])
     record, (one, *_) = record_of(cfg, (8, 0, [0.1, 0.2]), (8, 0, [0.1, 0.9]), (8, 0, [0.1, 0.9]))
     assert Pruner(cfg, record).reason(one, 5) is None
@@ -261,32 +263,34 @@ some_trials = st.lists(st.tuples(st.sampled_from([2, 4, 6, 8]), st.integers(0, 1
 @given(
     some_trials, st.lists(st.tuples(st.integers(0, 7), accuracies), max_size=60), st.sampled_from(["asha", "median"])
 )
-def test_a_decision_is_the_same_as_if_all_trials_were_looked_at_anew(
-    trials: list[tuple[int, int]], said: list[tuple[int, float]], rule: str
+def test_incremental_decisions_equal_those_from_all_trials(
+    trials: list[tuple[int, int]], evaluations: list[tuple[int, float]], rule: str
 ):
     """Evaluations of several trials, of several batch sizes and seeds, in any order."""
     cfg = configuration(rule)
     record, running = record_of(cfg, *((prompts, seed, []) for prompts, seed in trials))
     pruner = Pruner(cfg, record)
-    for number, accuracy in said:
+    for number, accuracy in evaluations:
         trial = running[number % len(running)]
         evaluated, every = trial.summary.accuracies, cfg.evaluation.every_steps
         trial.summary.accuracies = (*evaluated, Accuracy(every * len(evaluated), accuracy))
-        pruner.hear(trial)
+        pruner.add(trial)
         step = evaluated[-1].step + every if evaluated else 0
-        assert pruner.reason(trial, step) == (anew(cfg, trial, running) if 0 < step < cfg.stage.steps else None)
+        assert pruner.reason(trial, step) == (
+            from_all_trials(cfg, trial, running) if 0 < step < cfg.stage.steps else None
+        )
     again = Pruner(cfg, record)  # as after a restart
     for trial in (t for t in running if t.summary.accuracies):
         step = trial.summary.accuracies[-1].step
         assert again.reason(trial, step) == pruner.reason(trial, step)
 
 
-def anew(cfg: SweepConfig, trial: TrialRecord, running: list[TrialRecord]) -> str | None:
+def from_all_trials(cfg: SweepConfig, trial: TrialRecord, running: list[TrialRecord]) -> str | None:
     own = curve_of(trial)
-    everybody = among(*(curve_of(t) for t in running if t.planned.seed == trial.planned.seed))
+    reached = among(*(curve_of(t) for t in running if t.planned.seed == trial.planned.seed))
     if cfg.search.pruning == "asha":
-        return asha(own, everybody, first=first_evaluation(cfg), factor=3, min_trials=2)
-    return median(own, everybody, first=first_evaluation(cfg), percentile=50.0, min_trials=2)
+        return asha(own, reached, first=first_evaluation(cfg), factor=3, min_trials=2)
+    return median(own, reached, first=first_evaluation(cfg), percentile=50.0, min_trials=2)
 
 
 @cache
@@ -300,7 +304,7 @@ def configuration(rule: str) -> SweepConfig:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_pruned_trial_is_neither_completed_nor_failed_and_no_resume_goes_on_with_it(tmp_path):
+def test_a_pruned_trial_is_neither_completed_nor_failed_and_is_not_resumed(tmp_path):
     sweep = a_sweep(tmp_path, *PRUNED).run()
     record = sweep.journal.record
     pruned = [t for t in record.trials.values() if t.pruned]
@@ -317,24 +321,24 @@ def test_a_pruned_trial_is_neither_completed_nor_failed_and_no_resume_goes_on_wi
     assert f"{len(pruned)} ended early" in steps.reason
 
 
-def test_the_decision_is_in_the_journal_with_the_evaluation_and_before_the_trainer_hears_it(tmp_path):
+def test_the_decision_is_committed_with_the_evaluation_before_the_trainer_receives_it(tmp_path):
     sweep = a_sweep(tmp_path, *PRUNED).run()
     events = list(sweep_events(sweep.ledger, SWEEP))
     for number, event in enumerate(events):
         if event.kind == "command" and event.body["command"]["type"] == "stop":
-            said = events[number - 1].body["messages"][-1]
-            assert (said["trial_id"], said["message"]["type"]) == (event.body["trial_id"], "eval")
+            last = events[number - 1].body["messages"][-1]
+            assert (last["trial_id"], last["message"]["type"]) == (event.body["trial_id"], "eval")
             return
     raise AssertionError("nothing was pruned")
 
 
-def test_a_driver_that_dies_before_the_trainer_hears_of_it_finds_the_trial_ended(tmp_path, monkeypatch):
+def test_a_driver_that_dies_before_the_trainer_receives_the_decision_finds_the_trial_pruned(tmp_path, monkeypatch):
     alone = a_sweep(tmp_path / "alone", *PRUNED).run()
     sweep = a_sweep(tmp_path / "killed", *PRUNED)
-    hear = sweep.host.on_message
+    on_message = sweep.host.on_message
 
     def die_at_a_stop(*arguments):
-        command = hear(*arguments)
+        command = on_message(*arguments)
         if isinstance(command, Stop):
             raise Killed
         return command
@@ -353,7 +357,7 @@ def test_a_driver_that_dies_before_the_trainer_hears_of_it_finds_the_trial_ended
     assert load(again.ledger, SWEEP) == record
 
 
-def test_a_trial_that_crashes_on_its_way_out_has_still_been_pruned(tmp_path, monkeypatch):
+def test_a_pruned_trial_that_crashes_while_ending_stays_pruned(tmp_path, monkeypatch):
     sweep = a_sweep(tmp_path, *PRUNED)
     ended = sweep.host.on_ended
 
@@ -368,7 +372,7 @@ def test_a_trial_that_crashes_on_its_way_out_has_still_been_pruned(tmp_path, mon
     assert all(len(t.attempts) == 1 for t in sweep.journal.record.trials.values())
 
 
-def test_what_was_pruned_tells_the_sampler_how_far_it_had_come(tmp_path):
+def test_the_study_has_the_evaluations_of_pruned_trials(tmp_path):
     from sweeps.search.proposals import Proposer
 
     asha_search = ("search=optuna", "search.trials=8", "search.pruning=asha", "search.pruning_factor=2")
