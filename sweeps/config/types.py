@@ -139,6 +139,11 @@ class SearchConfig:
     max_concurrent: int
     """Trials that run at once; 0: as many as the cards allow."""
 
+    def trials_at_once(self, cards: int) -> int:
+        """How many trials may run at the same time on this many cards."""
+        fit = cards // self.cards_per_trial
+        return min(fit, self.max_concurrent) if self.max_concurrent else fit
+
 
 @dataclass(frozen=True)
 class RetryConfig:

@@ -118,9 +118,7 @@ class SweepController:
     # What the executor asks and tells
 
     def next_attempt(self) -> Attempt | None:
-        per_trial = self._cfg.search.cards_per_trial
-        most = min(self._cards // per_trial, self._cfg.search.max_concurrent or self._cards)
-        if self._stop or self._running >= most:
+        if self._stop or self._running >= self._cfg.search.trials_at_once(self._cards):
             return None
         if not self._waiting.ready(self._ledger.now_ns()):
             for trial_id in self._proposer.propose(self._journal):

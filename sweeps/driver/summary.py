@@ -36,9 +36,8 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
     console.print(
         Text(f"Stage {cfg.stage.name}: {plan.size} trials of {cfg.stage.steps} steps", style="bold"),
     )
-    merged = plan.points - len(plan.trials)
-    if merged:
-        console.print(f"  {merged} of {plan.points} points are the same trial as another and are run once")
+    if plan.points > len(plan.trials):
+        console.print(f"  {plan.points} grid points, {len(plan.trials)} distinct trials")
     price = f"{money_text(pricing.per_hour)} an hour" if pricing.per_hour else "UNPRICED"
     source = f" ({machine.sku}, read {pricing.row.day_read} from {_short(pricing.row.source)})" if pricing.row else ""
     console.print(Text(f"  machine {machine.name}: {machine.hardware}; {price}{source}"), soft_wrap=True)
@@ -53,10 +52,8 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
         console.print(f"  about {terminal.duration(total)} and {pricing.of(total)}, at most {pricing.of(bound)}")
         console.print(f"  ({time.source})")
     else:
-        console.print(
-            f"  time not known: the size of model {cfg.model.path or cfg.model.kind} is not, and none was measured; "
-            f"each hour costs {pricing.of(3600)}"
-        )
+        unknown = "" if cfg.trainer.name == "simulated" else "model size unknown, "
+        console.print(f"  Time unknown: {unknown}no earlier run on this machine. One hour costs {pricing.of(3600)}.")
     for warning in filter(None, (*plan.warnings, why_never_pruning(cfg, plan.trials or plan.typical))):
         console.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
 

@@ -1,1 +1,1 @@
-"""How long a stage takes."""
+"""Forecasts of how long a stage takes."""

@@ -1,6 +1,6 @@
-"""How long a sweep will take: from what its kind took before, else a rough figure from the machine's data sheet.
+"""How long a sweep will take: measured in an earlier sweep of its kind, or a rough figure from the data sheet.
 
-This is the plan's first figure, not the forecast between stages. It says where it comes from, and is None where even
+This is the first figure in a plan, not the forecast between stages. The figure names its source, and is None where even
 the model's size is unknown.
 """
 
@@ -21,46 +21,49 @@ from sweeps.planning.plan import Plan, PlannedTrial
 
 NS_PER_SECOND = 1e9
 MEASURED_ALLOWANCE = 1.2
-"""A bound on a trial's time is this much above what was measured."""
+"""A bound on a trial's time is this many times the measured time."""
 ROUGH_ALLOWANCE = 3.0
-"""A data sheet knows nothing of software: a bound is this much above what it says."""
+"""A data sheet knows nothing of software: a bound is this many times its figure."""
 
 _PARAMETERS = {"smollm2_135m": 134_515_008, "tiny": 89_088}
 _PROMPT_TOKENS = 64
-"""Assumed length of a prompt, where none was seen."""
+"""Assumed length of a prompt."""
 _TRAINING_EFFICIENCY = 0.25
-"""Share of the peak that small batches reach."""
+"""Share of a card's peak FLOPS that small batches reach."""
 _DECODING_EFFICIENCY = 0.5
-"""Share of the memory's bandwidth that decoding reaches."""
+"""Share of a card's memory bandwidth that decoding reaches."""
 _SECONDS_PER_TOKEN_STEP = 0.02
-"""What one decoding step costs besides reading the weights."""
+"""Time of one decoding step beyond reading the weights."""
 _FIXED_SECONDS = 40.0
-"""Start and checkpoints; evaluations come on top."""
+"""Start and checkpoints. Evaluations are added."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """What one trial of a kind took. Seconds of wall clock on `cards` cards."""
+    """The time of one trial: wall-clock seconds on the cards of a trial."""
 
     seconds_per_completion: float
     fixed_seconds: float
-    """Start, evaluations, checkpoints: once per trial."""
+    """Once per trial: start, evaluations, checkpoints."""
     source: str
+    """Where the figure comes from, for the plan."""
     allowance: float
-    """A bound is this many times as long."""
+    """A bound on the time is this many times as long."""
     step_p50_p90: tuple[float, float] | None = None
-    """Median and 90th percentile of a step's seconds per completion; None: nothing was measured."""
+    """Median and 90th percentile of a step's seconds per completion; None: not measured."""
     seconds_per_turn: float = 0.0
-    """What sampling takes however many completions are sampled at once; where it was measured, it is in theirs."""
+    """Decoding time of a batch of up to `completions_per_turn` completions, however many they are. 0 where the time was
+    measured: `seconds_per_completion` then includes it."""
     completions_per_turn: int = 1
 
     def of(self, trial: PlannedTrial, steps: int) -> float:
+        """Seconds of a trial."""
         completions = trial.prompts_per_step * trial.group_size
         turns = math.ceil(completions / self.completions_per_turn)
         return self.fixed_seconds + steps * (completions * self.seconds_per_completion + turns * self.seconds_per_turn)
 
     def forecast(self, trial: PlannedTrial, steps: int) -> tuple[float, float] | None:
-        """Seconds of a trial, P50 and P90: its steps at the median and the 90th percentile. None: none was measured."""
+        """P50 and P90 of a trial's seconds, with all steps at that percentile; None: not measured."""
         if self.step_p50_p90 is None:
             return None
         completions = steps * trial.prompts_per_step * trial.group_size
@@ -69,7 +72,7 @@ class StepTime:
 
 
 def measured(records: Sequence[SweepRecord], cfg: SweepConfig) -> StepTime | None:
-    """From the newest earlier sweep of the same model, trainer, task and length of completions on this machine."""
+    """From the newest earlier sweep with the same model, trainer, task and completion length on this machine."""
     for record in reversed(records):
         config = record.config
         same = (
@@ -93,12 +96,12 @@ def measured(records: Sequence[SweepRecord], cfg: SweepConfig) -> StepTime | Non
 
 
 def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
-    """A rough figure for a machine on which nothing was measured; None where the model's size is not known.
+    """A rough figure for a machine without a measurement; None where the model's size is unknown.
 
-    It grows with steps, prompts, G, tokens and the model's size. A pass forward is 2 floating-point operations per
-    parameter and token, one backward 4 (J. Kaplan et al. 2020, arXiv:2001.08361, section 2.1): 8 to train, with one
-    pass for the old log-probabilities, 2 more for a reference, and 2 to sample. Decoding besides reads the bf16 weights
-    once per token, for all completions that are sampled at once.
+    It grows with steps, prompts, G, tokens and the model's size. A forward pass takes 2 floating-point operations per
+    parameter and token, a backward pass 4 (J. Kaplan et al. 2020, arXiv:2001.08361, section 2.1): 8 to train with one
+    pass for the old log-probabilities, 2 more for a reference, and 2 to sample. Decoding also reads the bf16 weights
+    once per token, for all completions of a batch together.
     """
     parameters = _parameters(cfg)
     if parameters is None or cfg.trainer.name == "simulated":
@@ -118,8 +121,8 @@ def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
     return StepTime(
         completion,
         _FIXED_SECONDS + evaluations * evaluation,
-        f"rough, from the data sheet of {machine.name}, for {_short(parameters)} parameters and {sampled} tokens; "
-        "this stage measures it",
+        f"rough estimate from the data sheet of {machine.name} for {_short(parameters)} parameters and {sampled} "
+        "tokens; this stage measures the time",
         ROUGH_ALLOWANCE,
         seconds_per_turn=turn,
         completions_per_turn=rollout.max_batch_completions,
@@ -133,7 +136,7 @@ def _short(parameters: float) -> str:
 
 
 def _parameters(cfg: SweepConfig) -> float | None:
-    """By kind, or by the size that is in the model's name, as in `Qwen3-0.6B`."""
+    """By the model's kind, or by the size in its name, as in `Qwen3-0.6B`."""
     if known := _PARAMETERS.get(cfg.model.kind):
         return known
     sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![a-z])", cfg.model.path or "", flags=re.IGNORECASE)
@@ -141,11 +144,8 @@ def _parameters(cfg: SweepConfig) -> float | None:
 
 
 def sweep_seconds(plan: Plan, cfg: SweepConfig, time: StepTime) -> float:
-    """Wall-clock seconds of the whole plan: trials that run at once share the clock."""
-    at_once = max(
-        1, min(cfg.machine.cards // cfg.search.cards_per_trial, cfg.search.max_concurrent or cfg.machine.cards)
-    )
-    lanes = [0.0] * at_once
+    """Wall-clock seconds of the whole plan, with as many trials at once as the cards allow."""
+    lanes = [0.0] * max(1, cfg.search.trials_at_once(cfg.machine.cards))
     for trial in (*plan.trials, *plan.typical):
         lanes.sort()
         lanes[0] += time.of(trial, cfg.stage.steps)
@@ -153,7 +153,7 @@ def sweep_seconds(plan: Plan, cfg: SweepConfig, time: StepTime) -> float:
 
 
 def _step_p50_p90(record: SweepRecord) -> tuple[float, float]:
-    """Of every step that was done for the first time, to three digits of its wall clock."""
+    """Of all steps without replays; step times are stored with three digits."""
     counted: Counter[float] = Counter()
     for trial in record.trials.values():
         completions = trial.planned.prompts_per_step * trial.planned.group_size
@@ -175,6 +175,6 @@ def _of_trial(trial: TrialRecord) -> tuple[float, float] | None:
     fixed_ns += summary.checkpoint.wall_ns if summary.checkpoint else 0
     first = trial.attempts[0]
     if len(trial.attempts) == 1 and first.outcome == "completed" and first.ended_ns is not None:
-        # Its cards were held for all of this: the start of its process is in no word of it.
+        # The process was starting before the trainer's first message, with its cards granted already.
         fixed_ns = max(fixed_ns, first.ended_ns - first.started_ns - summary.wall_ns)
     return summary.wall_ns / NS_PER_SECOND / completions, fixed_ns / NS_PER_SECOND

@@ -90,4 +90,4 @@ class MeasuredBounds:
     def _at_once(self) -> int:
         """Trials among which the machine's cards are divided."""
         search, cards = self._cfg.search, self._cfg.machine.cards
-        return max(1, min(cards // search.cards_per_trial, search.max_concurrent or cards, self._left))
+        return max(1, min(search.trials_at_once(cards), self._left))

@@ -1,4 +1,4 @@
-"""The plan's first figure: measured where it was, rough where it was not, and it says which."""
+"""The time in a plan: measured in an earlier sweep, or a rough estimate, with its source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sweeps.planning.plan import make_plan
 from tests.sweeps.in_process import a_sweep
 
 
-def test_what_was_measured_on_this_machine_is_what_the_plan_says(tmp_path):
+def test_the_plan_uses_the_time_measured_on_this_machine(tmp_path):
     sweep = a_sweep(tmp_path).run()
     time = measured([sweep.journal.record], sweep.cfg)
     assert time is not None
@@ -31,12 +31,12 @@ def test_what_was_measured_on_this_machine_is_what_the_plan_says(tmp_path):
 @pytest.mark.parametrize(
     "other", ["machine=rtx4090", "model=tiny", "task=products", "rollout.max_completion_tokens=12"]
 )
-def test_what_another_machine_model_or_length_took_is_not_taken_for_this_one(tmp_path, other: str):
+def test_times_of_another_machine_model_or_length_are_not_used(tmp_path, other: str):
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]").run()
     assert measured([sweep.journal.record], compose(["+stage=smoke", "trainer=simulated", other])) is None
 
 
-def test_trials_that_run_side_by_side_share_the_clock():
+def test_trials_that_run_at_once_share_the_time():
     cfg = compose(["+stage=smoke", "trainer=simulated", "machine=h100x8", "search.trials=8"])
     alone = compose(
         ["+stage=smoke", "trainer=simulated", "machine=h100x8", "search.trials=8", "search.max_concurrent=1"]
@@ -48,7 +48,7 @@ def test_trials_that_run_side_by_side_share_the_clock():
     assert sweep_seconds(make_plan(alone), alone, time) > 5 * together
 
 
-def test_before_anything_is_measured_a_rough_figure_says_that_it_is_rough():
+def test_without_a_measurement_the_figure_is_marked_as_rough():
     cpu, h100 = (from_data_sheet(compose(["+stage=smoke", f"machine={m}"])) for m in ("cpu", "h100"))
     assert cpu is not None
     assert h100 is not None
@@ -58,7 +58,7 @@ def test_before_anything_is_measured_a_rough_figure_says_that_it_is_rough():
 
 
 def rough_seconds(*overrides: str) -> float:
-    """Of the largest trial, without what is there once per trial."""
+    """Of the largest trial, without its fixed seconds."""
     cfg = compose(["+stage=smoke", "task.eval_questions=1", *overrides])
     time = from_data_sheet(cfg)
     assert time is not None
@@ -76,12 +76,12 @@ def rough_seconds(*overrides: str) -> float:
         ("algorithm.kl_coef=0", 0.75, 0.99),
     ],
 )
-def test_the_rough_figure_follows_what_is_typed(override: str, least: float, most: float):
+def test_the_rough_figure_scales_with_the_configuration(override: str, least: float, most: float):
     usual = ["search.prompts_per_step=[4]"]
     assert least <= rough_seconds(*usual, override) / rough_seconds(*usual) <= most
 
 
-def test_the_rough_figure_holds_the_evaluations_and_says_what_it_stands_on():
+def test_the_rough_figure_includes_evaluations_and_names_its_source():
     few, many = (
         from_data_sheet(compose(["+stage=smoke", *more]))
         for more in ((), ("task.eval_questions=512", "evaluation.every_steps=5"))
@@ -90,19 +90,19 @@ def test_the_rough_figure_holds_the_evaluations_and_says_what_it_stands_on():
     assert many is not None
     assert many.fixed_seconds > 2 * few.fixed_seconds
     assert few.source == (
-        "rough, from the data sheet of cpu, for 135 M parameters and 24 tokens; this stage measures it"
+        "rough estimate from the data sheet of cpu for 135 M parameters and 24 tokens; this stage measures the time"
     )
 
 
 @pytest.mark.parametrize(
     ("path", "known"), [("Qwen/Qwen3-0.6B", True), ("org/model-7b-instruct", True), ("org/some-model", False)]
 )
-def test_a_models_size_is_read_from_its_name_or_not_known(path: str, known: bool):
+def test_the_size_of_a_model_is_read_from_its_name_or_unknown(path: str, known: bool):
     cfg = compose(["+stage=smoke", "model=hf", f"model.path={path}", "machine=rtx4090"])
     assert (from_data_sheet(cfg) is not None) is known
 
 
-def test_a_trial_is_forecast_from_its_kinds_steps_and_the_report_has_it_in_its_columns(tmp_path):
+def test_a_trial_is_forecast_from_measured_steps_and_the_report_has_the_forecast(tmp_path):
     first = a_sweep(tmp_path / "first").run()
     time = measured([first.journal.record], first.cfg)
     pricing = find_price(first.cfg)
@@ -123,7 +123,7 @@ def test_a_trial_is_forecast_from_its_kinds_steps_and_the_report_has_it_in_its_c
         assert abs(Money.parse(trial.labels["forecast_p50"]).amount / cost - 1) < Decimal("0.15")
 
 
-def test_where_nothing_was_measured_nothing_is_forecast():
+def test_without_a_measurement_there_is_no_forecast():
     cfg = compose(["+stage=smoke"])
     (trial, *_), pricing = make_plan(cfg).trials, find_price(cfg)
     assert forecast_labels(cfg, pricing, trial, None) == {}
@@ -132,7 +132,7 @@ def test_where_nothing_was_measured_nothing_is_forecast():
     assert forecast_labels(cfg, pricing, trial, rough) == {}, "a data sheet is no forecast"
 
 
-def test_a_second_sweep_has_the_forecasts_that_the_first_made_possible_in_its_cost_csv(tmp_path):
+def test_the_second_sweep_has_forecasts_in_its_cost_csv(tmp_path):
     typed = [
         "+stage=smoke",
         "trainer=simulated",
