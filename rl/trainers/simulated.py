@@ -1,7 +1,7 @@
-"""A `Trainer` without a model: parametric curves and times on a fake clock, seeded, with faults on demand.
+"""A `Trainer` without a model: seeded parametric curves, durations on a simulated clock, and configurable faults.
 
-For trying whatever stands around a trainer (executors, gates, forecasts, the ledger) in milliseconds. It tells the
-clock how long everything takes and never waits itself; only a hang blocks for real where no clock ends it.
+It makes everything around a trainer (executors, gates, forecasts, the ledger) testable in milliseconds. It passes the
+duration of its work to a clock and does not wait itself. Only `hang_at_step` blocks, unless the clock ends it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ from rl.trainers import simulated_curves as curves
 from rl.trainers.simulated_curves import State
 
 MARKER = "COMPLETE"
+"""Name of the marker file of a checkpoint. It is written last."""
 HANG_SLICE_NS = 10_000_000_000
+"""A hang advances the clock by this duration, repeatedly."""
 
 
-class Clock(Protocol):
-    """What the trainer tells how long its work takes. May raise: the error ends the attempt, as a kill would."""
+class SimulatedClock(Protocol):
+    """Receives the durations of the trainer's work. If `sleep_ns` raises, the attempt ends with that exception."""
 
     def sleep_ns(self, duration_ns: int) -> None: ...
 
 
 class VirtualClock:
-    """Counts what it is told, and waits for nothing."""
+    """Adds up durations and never waits."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -57,18 +59,19 @@ class VirtualClock:
 
 
 class SimulatedCrashError(RuntimeError):
-    """The crash that `crash_at_step` asks for."""
+    """The crash that `crash_at_step` configures."""
 
 
 class SimulatedTrainer:
-    """Runs the spec's parametric curves.
+    """Implements `rl.spec.Trainer` with the parametric curves of `trainer.simulated`.
 
-    A hang yields nothing any more and tells the clock of ten more seconds, over and over: a driver with a clock of its
-    own sees the time pass without a word, and ends the attempt by raising from `sleep_ns`. Without one, the calling
-    thread is stuck until its process is ended.
+    A hang yields no more messages and advances the clock by ten seconds, repeatedly. A driver with its own clock
+    notices the silence, and ends the attempt by raising from `sleep_ns`. With `VirtualClock` the calling thread never
+    returns.
     """
 
-    def __init__(self, clock: Clock | None = None, nan_on_divergence: bool = False) -> None:
+    def __init__(self, clock: SimulatedClock | None = None, nan_on_divergence: bool = False) -> None:
+        """With `nan_on_divergence`, loss and gradient norm of diverged steps are NaN; otherwise they are large."""
         self._clock = clock or VirtualClock()
         self._nan = nan_on_divergence
 
@@ -86,7 +89,9 @@ class _StoppedError(Exception):
 
 
 class _Attempt:
-    def __init__(self, spec: TrialSpec, checkpoint: Path | None, clock: Clock, nan: bool) -> None:
+    """The messages of one attempt."""
+
+    def __init__(self, spec: TrialSpec, checkpoint: Path | None, clock: SimulatedClock, nan: bool) -> None:
         self._spec = _checked(spec)
         self._sim = spec.trainer.simulated
         self._clock = clock
@@ -98,15 +103,15 @@ class _Attempt:
 
     def run(self) -> Generator[Event, Command | None, None]:
         try:
-            yield from self._say(self._started())
+            yield from self._send(self._started())
             if self._evaluation_is_due():
-                yield from self._say(self._evaluate())
+                yield from self._send(self._evaluate())
             while self._state.step < self._spec.steps:
-                yield from self._say(self._step())
+                yield from self._send(self._step())
                 if self._checkpoint_is_due():
                     yield from self._save()
                 if self._evaluation_is_due():
-                    yield from self._say(self._evaluate())
+                    yield from self._send(self._evaluate())
         except _StoppedError as stop:
             yield self._write_checkpoint()
             self._prune()
@@ -114,11 +119,11 @@ class _Attempt:
         else:
             yield Finished(self._state.step, self._state.step)
 
-    def _say(self, event: Event) -> Generator[Event, Command | None, None]:
-        """Say it, and do what the answer asks for."""
+    def _send(self, event: Event) -> Generator[Event, Command | None, None]:
+        """Yield the message and carry out the command that the driver returns."""
         command = yield event
         if isinstance(event, CheckpointWritten):
-            # Only now: had the driver died without hearing of it, it would resume from the one before.
+            # The driver has received the message. Before that, a resume would use the previous checkpoint.
             self._prune()
         if isinstance(command, Checkpoint):
             yield from self._save()
@@ -128,13 +133,13 @@ class _Attempt:
             raise _StoppedError(command)
 
     def _save(self) -> Generator[Event, Command | None, None]:
-        yield from self._say(self._write_checkpoint())
+        yield from self._send(self._write_checkpoint())
 
     def _prune(self) -> None:
-        """Keep the newest checkpoints only."""
-        whole = sorted(p.parent for p in self._folder.glob(f"step-*/{MARKER}"))
-        for old in whole[: max(0, len(whole) - self._spec.trainer.keep_checkpoints)]:
-            (old / MARKER).unlink()  # first: what is half removed must not look whole
+        """Remove all but the newest `keep_checkpoints` checkpoints."""
+        complete = sorted(p.parent for p in self._folder.glob(f"step-*/{MARKER}"))
+        for old in complete[: max(0, len(complete) - self._spec.trainer.keep_checkpoints)]:
+            (old / MARKER).unlink()  # first: a checkpoint that is half removed must not look complete
             shutil.rmtree(old)
 
     def _started(self) -> Started:
@@ -170,8 +175,8 @@ class _Attempt:
         prompts = done.prompts.trained + done.prompts.filtered + done.prompts.failed
         wall_ns = curves.step_ns(spec, number, prompts * spec.group_size)
         self._clock.sleep_ns(wall_ns)
-        learnt = 0.0 if state.diverged_steps else curves.learnt_in_a_step(spec, lrs[-1])
-        self._state = dataclasses.replace(state, step=number, progress=state.progress + learnt)
+        gained = 0.0 if state.diverged_steps else curves.progress_per_step(spec, lrs[-1])
+        self._state = dataclasses.replace(state, step=number, progress=state.progress + gained)
         return StepReport(
             step=number,
             policy_version=number - 1,
@@ -185,33 +190,36 @@ class _Attempt:
         )
 
     def _preempt_crash_or_hang(self, number: int) -> None:
-        """If step `number` is to, in the middle of it."""
+        """Cause the faults that are configured for step `number`, half-way through it."""
         if self._fires("preempt", self._sim.preempt_at_step, number):
             self._sleep_half(number)
             raise PreemptedError(f"simulated: the machine was taken away during step {number}")
-        tokens, most = self._spec.trainer.micro_batch_tokens, self._sim.out_of_memory_above_tokens
-        if 0 < most < tokens:
+        tokens, limit = self._spec.trainer.micro_batch_tokens, self._sim.out_of_memory_above_tokens
+        if 0 < limit < tokens:
             self._sleep_half(number)
-            raise OutOfMemoryError(f"simulated: a micro-batch of {tokens} tokens, where {most} fit")
+            raise OutOfMemoryError(f"simulated: a micro-batch of {tokens} tokens, but the memory fits {limit}")
         if self._fires("crash", self._sim.crash_at_step, number):
             self._sleep_half(number)
             raise SimulatedCrashError(f"simulated: the process died during step {number}")
         if self._fires("hang", self._sim.hang_at_step, number):
             while True:
                 self._clock.sleep_ns(HANG_SLICE_NS)
-                time.sleep(0.002)  # no clock has ended it: leave the core to others
+                time.sleep(0.002)  # the clock does not end the hang: leave the core to other processes
 
     def _sleep_half(self, number: int) -> None:
         self._clock.sleep_ns(curves.step_ns(self._spec, number, self._spec.completions_per_step) // 2)
 
     def _fires(self, fault: str, at_step: int, number: int) -> bool:
-        """Whether `fault` happens at step `number`; that it did is noted beside the checkpoints, for later attempts."""
+        """Whether `fault` happens at step `number`.
+
+        A fault that happened is recorded as a file beside the checkpoints, so that later attempts do not repeat it.
+        """
         if number != at_step:
             return False
-        note = self._folder / f"fault-{fault}"
-        if note.exists() and not self._sim.faults_every_attempt:
+        happened = self._folder / f"fault-{fault}"
+        if happened.exists() and not self._sim.faults_every_attempt:
             return False
-        note.touch()
+        happened.touch()
         return True
 
     def _evaluation_is_due(self) -> bool:
@@ -233,7 +241,7 @@ class _Attempt:
         return step == self._spec.steps or (every > 0 and step % every == 0)
 
     def _write_checkpoint(self) -> CheckpointWritten:
-        """A folder per step; the marker comes last. Not synced: it guards no real work."""
+        """Write a folder for the current step, its marker last. Not synced to disk: no real work can be lost."""
         spec = self._spec
         wall_ns = curves.noisy_ns(spec, self._state.step, self._sim.seconds_per_checkpoint, purpose=7)
         self._clock.sleep_ns(wall_ns)
@@ -248,7 +256,7 @@ class _Attempt:
 
 
 def _phases(card_ns: int) -> Mapping[str, int]:
-    """A step's card-time by phase; `other` is what remains, so that they add up."""
+    """Card-nanoseconds of a step by phase. `other` is the remainder, so that the phases add up to `card_ns`."""
     shares = {"rollout": 45, "reward": 3, "logprob": 12, "train": 35, "sync": 3}
     parts = {phase: card_ns * percent // 100 for phase, percent in shares.items()}
     return {**parts, "other": card_ns - sum(parts.values())}
@@ -257,20 +265,25 @@ def _phases(card_ns: int) -> Mapping[str, int]:
 def _checked(spec: TrialSpec) -> TrialSpec:
     if spec.steps < 1 or spec.prompts_per_step < 1 or spec.cards < 1:
         raise ConfigurationError(
-            f"steps={spec.steps}, prompts_per_step={spec.prompts_per_step}, cards={spec.cards}: each is 1 or more"
+            f"steps={spec.steps}, prompts_per_step={spec.prompts_per_step}, cards={spec.cards}: each must be at least 1"
         )
     if spec.group_size < 2:
-        raise ConfigurationError(f"group_size={spec.group_size}: a group of one has no advantage; 2 or more")
+        raise ConfigurationError(
+            f"group_size={spec.group_size}: an advantage compares the completions of one prompt; use at least 2"
+        )
     return spec
 
 
 def _read_checkpoint(folder: Path, spec: TrialSpec) -> State:
     if not (folder / MARKER).exists():
-        raise ConfigurationError(f"{folder} is not a whole checkpoint: it has no {MARKER}")
+        raise ConfigurationError(f"{folder} is not a complete checkpoint: it has no file {MARKER}")
     data = json.loads((folder / "state.json").read_text())
     if data["trial_id"] != spec.trial_id:
         raise ConfigurationError(f"{folder} belongs to trial {data['trial_id']}, not to {spec.trial_id}")
     state = from_json(State, data["state"])
     if state.step > spec.steps or not math.isfinite(state.lr):
-        raise ConfigurationError(f"{folder} is at step {state.step} of {spec.steps} with lr {state.lr}: nothing to do")
+        raise ConfigurationError(
+            f"{folder} was written at step {state.step} with lr {state.lr}; this trial has {spec.steps} steps and "
+            "needs a finite lr"
+        )
     return state

@@ -1,8 +1,8 @@
-"""The world of the simulated trainer: durations and curves as functions of the spec, the state and a seed.
+"""The model behind the simulated trainer: durations and curves as pure functions of spec, state and seed.
 
-Pure and parametric: accuracy rises towards `acc_final`, faster with more completions; the clip fraction grows with
-the learning rate; entropy falls. Right answers are drawn group by group, so that counts, variance within groups and
-per-question results fit together. Models no language model, and no figure of it is a claim about one.
+Accuracy rises towards `acc_final`, faster with more completions. The clip fraction grows with the learning rate.
+Entropy falls. Right answers are drawn group by group, so that counts, variance within groups and results per question
+are consistent. The curves are not fitted to a language model, and their values are no claims about one.
 """
 
 from __future__ import annotations
@@ -26,59 +26,69 @@ from rl.spec import (
 )
 
 FASTEST_LR = 2e-5
-"""Where learning is fastest and the clip fraction of the last update is 3 %."""
+"""The learning rate with the fastest progress. The clip fraction of the last update is 3 % there."""
 PROMPT_TOKENS = 32
+"""Tokens of every prompt."""
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class State:
-    """All that one step hands to the next; a checkpoint is this."""
+    """Everything that one step passes to the next. A checkpoint contains it."""
 
     step: int = 0
+    """Steps done."""
     lr: float = 0.0
-    """Before schedule."""
+    """Learning rate before the schedule."""
     progress: float = 0.0
-    """Steps at 64 completions and the fastest learning rate that would have taught as much."""
+    """Learning so far, in steps of 64 completions at `FASTEST_LR`."""
     diverged_steps: int = 0
+    """Steps since the trial diverged; 0: it has not."""
     evaluated_step: int = -1
+    """The last step at which an evaluation was done; -1: none."""
 
 
 @dataclass(frozen=True)
 class SimulatedStep:
+    """The parts of a step's report that do not depend on time."""
+
     curves: Curves
     tokens: TokenCounts
     prompts: PromptCounts
 
 
 def accuracy(spec: TrialSpec, state: State) -> float:
-    """Expected accuracy: half of the rise at `steps_to_half`, half of the rest after as many more."""
+    """Expected accuracy. It has made half of its rise at a progress of `steps_to_half`, and so on exponentially."""
     sim = spec.trainer.simulated
     risen = 1.0 - 0.5 ** (state.progress / sim.steps_to_half)
     return (sim.acc_start + (sim.acc_final - sim.acc_start) * risen) * 0.5**state.diverged_steps
 
 
-def learnt_in_a_step(spec: TrialSpec, lr: float) -> float:
-    """Progress of one step: with the root of the completions, and highest at `FASTEST_LR`."""
+def progress_per_step(spec: TrialSpec, lr: float) -> float:
+    """Progress of one step. It grows with the square root of the completions, and is highest at `FASTEST_LR`."""
     relative = lr / FASTEST_LR
     return math.sqrt(spec.completions_per_step / 64) * 2 * relative / (1 + relative**2)
 
 
 def step_ns(spec: TrialSpec, step: int, completions: int) -> int:
+    """Wall nanoseconds of step `step` with this number of sampled completions."""
     sim = spec.trainer.simulated
     seconds = sim.seconds_per_step + sim.seconds_per_completion * completions / spec.cards
     return noisy_ns(spec, step, seconds, purpose=1)
 
 
 def noisy_ns(spec: TrialSpec, step: int, seconds: float, purpose: int) -> int:
-    """`seconds` with `noise_frac` of log-normal noise, whole nanoseconds; the same for the same seed and step."""
+    """`seconds` as integer nanoseconds, with log-normal noise of relative size `noise_frac`.
+
+    The noise depends on the trial's seed, the step and `purpose` only.
+    """
     digest = hashlib.blake2b(b"%d %d %d" % (spec.seed, step, purpose), digest_size=7).digest()
-    noise = _NORMAL.inv_cdf((int.from_bytes(digest) + 0.5) / 256**7)  # a generator would cost ten times as much
+    noise = _NORMAL.inv_cdf((int.from_bytes(digest) + 0.5) / 256**7)  # a numpy generator takes ten times as long
     return round(seconds * math.exp(spec.trainer.simulated.noise_frac * noise) * 1e9)
 
 
 def evaluate(spec: TrialSpec, state: State) -> tuple[tuple[QuestionResult, ...], Mean, Mean]:
-    """Results by question, response length, truncated share. How hard a question is depends on the data seed only."""
+    """(results by question, response length, truncated share). The difficulty of questions depends on the data seed."""
     questions, samples = spec.task.eval_questions, spec.evaluation.samples_per_question
     hardness = _rng(spec.task.data_seed, 0, 2).normal(size=questions)
     rng = _rng(spec.seed, state.step, 3)
@@ -91,7 +101,12 @@ def evaluate(spec: TrialSpec, state: State) -> tuple[tuple[QuestionResult, ...],
 
 
 def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) -> SimulatedStep:
-    """Sample and train once. `lrs` has the rate of each update; `nan`: a diverged step has NaN for loss and norm."""
+    """One step from `state`.
+
+    Args:
+        lrs: the learning rate of each optimiser update.
+        nan: whether the loss and the gradient norm of a diverged step are NaN.
+    """
     algorithm, size = spec.algorithm, spec.group_size
     rng = _rng(spec.seed, state.step, 4)
     right, well_formed = _groups(spec, state, rng, spec.prompts_per_step)
@@ -120,7 +135,7 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
         rewards["format"] = Mean(formed, completions)
     loss_lengths = np.where(truncated, 0, lengths) if algorithm.mask_truncated else lengths
     by_group = loss_lengths.reshape(-1, size).sum(axis=1)[trained].tolist()
-    # Groups to updates as evenly as they go, the first updates taking one more.
+    # Distribute the groups evenly over the updates; the first updates take one more.
     each, more = divmod(len(by_group), algorithm.updates_per_rollout)
     edges = [each * u + min(u, more) for u in range(algorithm.updates_per_rollout + 1)]
     batches = [sum(by_group[start:stop]) for start, stop in itertools.pairwise(edges)]
@@ -159,7 +174,7 @@ def _update(
     noise = 1 + spec.trainer.simulated.noise_frac * min(max(rng.normal(), -3.0), 3.0)
     relative = lr / FASTEST_LR
     bad = state.diverged_steps
-    # Updates move the policy away from the one that sampled: none before the first, the whole way before the last.
+    # Share of the distance to the sampling policy: 0 before the first update, 1 before the last.
     moved = index / max(algorithm.updates_per_rollout - 1, 1)
     first = index == 0 and algorithm.old_logprobs == "learner"
     clip = 0.0 if first else min(0.9, 0.03 * relative**1.5 * noise * moved * (10 if bad else 1))
@@ -181,21 +196,23 @@ def _update(
 
 
 def _groups(spec: TrialSpec, state: State, rng: np.random.Generator, prompts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right answers of each group, and whether the group is well-formed: all of it or none, so that the format
-    reward adds no variance within a group."""
+    """(right answers of each group, whether the completions of the group are well-formed).
+
+    Either all completions of a group are well-formed or none, so the format reward adds no variance within a group.
+    """
     right = rng.binomial(spec.group_size, _chances(accuracy(spec, state), rng.normal(size=prompts)))
     return right, rng.random(prompts) < 0.5 + 0.48 * accuracy(spec, state)
 
 
 def _chances(accuracy: float, hardness: np.ndarray) -> np.ndarray:
-    """Chance of a right answer to each question; at hardness 0 it is the accuracy."""
+    """Probability of a right answer to each question. At hardness 0 it equals `accuracy`."""
     if accuracy <= 0.0 or accuracy >= 1.0:
         return np.full(len(hardness), min(max(accuracy, 0.0), 1.0))
     return 1 / (1 + (1 - accuracy) / accuracy * np.exp(hardness))
 
 
 def _lengths(spec: TrialSpec, state: State, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Response lengths in tokens: shorter as accuracy rises, cut at the limit."""
+    """Response lengths in tokens: shorter with higher accuracy, at most `max_completion_tokens`."""
     limit = spec.rollout.max_completion_tokens
     typical = limit * (1.0 - 0.6 * accuracy(spec, state))
     return np.clip(np.rint(typical * rng.lognormal(sigma=0.3, size=count)), 1, limit).astype(np.int64)
@@ -206,5 +223,5 @@ def _mean(values: np.ndarray) -> Mean:
 
 
 def _rng(seed: int, step: int, purpose: int) -> np.random.Generator:
-    """A generator of its own for every step and purpose: nothing to carry over in a checkpoint."""
+    """A new generator for every step and purpose, so that checkpoints contain no generator state."""
     return np.random.default_rng([seed, step, purpose])

@@ -24,7 +24,7 @@ TICK_NS = 10_000_000_000
 
 
 class Stopwatch:
-    """How long the trainer's work took since the last message (`rl.trainers.simulated.Clock`)."""
+    """How long the trainer's work took since the last message (`rl.trainers.simulated.SimulatedClock`)."""
 
     def __init__(self, silence_seconds: float) -> None:
         self.elapsed_ns = 0

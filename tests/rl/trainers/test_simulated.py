@@ -1,4 +1,7 @@
-"""The simulated trainer: curves that behave, times on a fake clock, and faults that come when they are asked for."""
+"""The simulated trainer: plausible curves, durations on a simulated clock, and faults at the configured steps.
+
+Also tests `rl.trainers.simulated_curves`, through the trainer.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from rl.spec import (
     EvaluationSpec,
     Event,
     ModelSpec,
+    OutOfMemoryError,
     PreemptedError,
     RolloutSpec,
     SimulatedSpec,
@@ -55,16 +59,17 @@ def run(trial: TrialSpec, checkpoint: Path | None = None, **how: Any) -> list[Ev
     return list(SimulatedTrainer(**how).run(trial, checkpoint))
 
 
-def until_it_fails(trial: TrialSpec, error: type[Exception], checkpoint: Path | None = None, **how: Any) -> list[Event]:
-    heard: list[Event] = []
+def run_until(error: type[Exception], trial: TrialSpec, checkpoint: Path | None = None, **how: Any) -> list[Event]:
+    """The messages before the attempt raises `error`."""
+    events: list[Event] = []
 
-    def listen() -> None:
+    def collect() -> None:
         for event in SimulatedTrainer(**how).run(trial, checkpoint):
-            heard.append(event)
+            events.append(event)
 
     with pytest.raises(error):
-        listen()
-    return heard
+        collect()
+    return events
 
 
 def steps(events: list[Event]) -> list[StepReport]:
@@ -82,7 +87,7 @@ def mean_acc(reports: list[StepReport]) -> float:
 # -- curves -----------------------------------------------------------------------------------------------------------
 
 
-def test_accuracy_rises_from_its_start_to_its_end(tmp_path: Path) -> None:
+def test_accuracy_rises_from_acc_start_to_acc_final(tmp_path: Path) -> None:
     sim = SimulatedSpec(acc_start=0.1, acc_final=0.9, steps_to_half=20)
     reports = steps(run(spec(tmp_path, sim, steps=200)))
     assert mean_acc(reports[:5]) < 0.25
@@ -90,18 +95,18 @@ def test_accuracy_rises_from_its_start_to_its_end(tmp_path: Path) -> None:
     assert mean_acc(reports[-20:]) > 0.8
 
 
-def test_the_evaluation_rises_by_more_than_its_interval(tmp_path: Path) -> None:
+def test_evaluation_rises_by_more_than_its_interval(tmp_path: Path) -> None:
     before, after = (average_at_k(e.results) for e in run(spec(tmp_path, steps=200)) if isinstance(e, EvalReport))
     assert after.low > before.high
 
 
-def test_more_completions_a_step_learn_faster(tmp_path: Path) -> None:
+def test_more_completions_per_step_learn_faster(tmp_path: Path) -> None:
     small = mean_acc(steps(run(spec(tmp_path / "a"))))
     large = mean_acc(steps(run(spec(tmp_path / "b", prompts_per_step=64))))
     assert large > small + 0.05
 
 
-def test_the_clip_fraction_grows_with_the_learning_rate(tmp_path: Path) -> None:
+def test_clip_fraction_grows_with_the_learning_rate(tmp_path: Path) -> None:
     clip = []
     for lr in (5e-6, 2e-5, 1e-4):
         last = steps(run(spec(tmp_path / str(lr), algorithm=AlgorithmSpec("grpo", lr=lr))))[-1].curves.clip_frac
@@ -119,20 +124,20 @@ def test_entropy_falls_as_accuracy_rises(tmp_path: Path) -> None:
     assert (last.value or 0) < 0.7 * (first.value or 0)
 
 
-def test_with_one_update_per_rollout_the_clip_fraction_is_undefined(tmp_path: Path) -> None:
+def test_clip_fraction_is_undefined_with_one_update_per_rollout(tmp_path: Path) -> None:
     trial = spec(tmp_path, algorithm=AlgorithmSpec("grpo", updates_per_rollout=1))
     assert all(r.curves.clip_frac is None for r in steps(run(trial)))
 
 
-def test_a_kl_curve_is_there_when_a_reference_is_kept(tmp_path: Path) -> None:
-    without, kept = spec(tmp_path / "a"), spec(tmp_path / "b", algorithm=AlgorithmSpec("grpo", kl_coef=0.01))
+def test_kl_curve_is_defined_only_with_a_reference(tmp_path: Path) -> None:
+    without, with_kl = spec(tmp_path / "a"), spec(tmp_path / "b", algorithm=AlgorithmSpec("grpo", kl_coef=0.01))
     assert steps(run(without))[-1].curves.over_updates("kl") is None
-    kl = steps(run(kept))[-1].curves.over_updates("kl")
+    kl = steps(run(with_kl))[-1].curves.over_updates("kl")
     assert kl is not None
     assert (kl.value or 0) > 0
 
 
-def test_dynamic_sampling_draws_more_prompts_and_trains_on_groups_that_teach(tmp_path: Path) -> None:
+def test_dynamic_sampling_draws_more_prompts_and_trains_on_groups_with_variance(tmp_path: Path) -> None:
     algorithm = AlgorithmSpec("dapo", drop_zero_variance_groups=True)
     sim = SimulatedSpec(acc_start=0.05)
     reports = steps(run(spec(tmp_path, sim, algorithm=algorithm)))
@@ -145,7 +150,7 @@ def test_dynamic_sampling_draws_more_prompts_and_trains_on_groups_that_teach(tmp
         assert r.curves.reward.count == drawn * 8
 
 
-def test_the_format_reward_is_kept_apart_from_accuracy(tmp_path: Path) -> None:
+def test_format_reward_is_not_part_of_accuracy(tmp_path: Path) -> None:
     task = TaskSpec("reasoning_gym", "chain_sum", format_pattern="x", reward_weights={"correct": 1.0, "format": 0.1})
     for r in steps(run(spec(tmp_path, task=task))):
         expected = r.curves.rewards["correct"].total + 0.1 * r.curves.rewards["format"].total
@@ -160,10 +165,10 @@ def test_every_update_of_a_step_follows_the_schedule(tmp_path: Path) -> None:
     assert reports[-1].lr == pytest.approx(1e-5)
 
 
-# -- times ------------------------------------------------------------------------------------------------------------
+# -- durations --------------------------------------------------------------------------------------------------------
 
 
-def test_the_clock_is_told_exactly_what_the_events_say(tmp_path: Path) -> None:
+def test_clock_receives_exactly_the_durations_of_the_messages(tmp_path: Path) -> None:
     clock = VirtualClock()
     events = run(spec(tmp_path, cards=2), clock=clock)
     card_ns = sum(sum(getattr(e, "phase_card_ns", {}).values()) for e in events)
@@ -171,7 +176,7 @@ def test_the_clock_is_told_exactly_what_the_events_say(tmp_path: Path) -> None:
     assert clock.now_ns > 60e9
 
 
-def test_durations_are_those_of_the_spec_when_there_is_no_noise(tmp_path: Path) -> None:
+def test_durations_equal_those_of_the_spec_without_noise(tmp_path: Path) -> None:
     sim = SimulatedSpec(
         startup_seconds=3.0,
         seconds_per_completion=0.5,
@@ -197,12 +202,12 @@ def test_durations_are_those_of_the_spec_when_there_is_no_noise(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fault", "error"), [("crash_at_step", SimulatedCrashError), ("preempt_at_step", PreemptedError)]
 )
-def test_a_fault_comes_at_its_step_once_and_the_next_attempt_gets_past_it(
+def test_fault_happens_once_at_its_step_and_the_next_attempt_passes_it(
     tmp_path: Path, fault: str, error: type[Exception]
 ) -> None:
     trial = spec(tmp_path, dataclasses.replace(SimulatedSpec(), **{fault: 13}))
     clock = VirtualClock()
-    first = until_it_fails(trial, error, clock=clock)
+    first = run_until(error, trial, clock=clock)
     assert steps(first)[-1].step == 12
     assert clock.now_ns > sum(sum(getattr(e, "phase_card_ns", {}).values()) for e in first)
     second = run(dataclasses.replace(trial, attempt=2), checkpoint_of(first))
@@ -211,49 +216,58 @@ def test_a_fault_comes_at_its_step_once_and_the_next_attempt_gets_past_it(
     assert [to_json(r.curves) for r in steps(second)] == [to_json(r.curves) for r in uninterrupted[10:]]
 
 
-def test_a_fault_of_every_attempt_comes_again(tmp_path: Path) -> None:
+def test_fault_with_faults_every_attempt_happens_again(tmp_path: Path) -> None:
     trial = spec(tmp_path, SimulatedSpec(crash_at_step=7, faults_every_attempt=True))
-    first = until_it_fails(trial, SimulatedCrashError)
-    second = until_it_fails(dataclasses.replace(trial, attempt=2), SimulatedCrashError, checkpoint_of(first))
+    first = run_until(SimulatedCrashError, trial)
+    second = run_until(SimulatedCrashError, dataclasses.replace(trial, attempt=2), checkpoint_of(first))
     assert [r.step for r in steps(second)] == [6]
 
 
-def test_a_fault_waits_for_the_first_attempt_that_reaches_its_step(tmp_path: Path) -> None:
+def test_fault_happens_in_the_first_attempt_that_reaches_its_step(tmp_path: Path) -> None:
     trial = spec(tmp_path, SimulatedSpec(preempt_at_step=3, crash_at_step=7))
-    until_it_fails(trial, PreemptedError)
-    second = until_it_fails(dataclasses.replace(trial, attempt=2), SimulatedCrashError)
+    run_until(PreemptedError, trial)
+    second = run_until(SimulatedCrashError, dataclasses.replace(trial, attempt=2))
     assert steps(second)[-1].step == 6
 
 
 class Watchdog(VirtualClock):
-    """Ends an attempt that lets ten minutes pass without a word, as a driver's clock would."""
+    """A clock that ends an attempt after ten minutes without a message, as the clock of a driver does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard_ns = 0
+        self.last_message_ns = 0
 
     def sleep_ns(self, duration_ns: int) -> None:
         super().sleep_ns(duration_ns)
-        if self.now_ns - self.heard_ns > 600e9:
-            raise TimeoutError("nothing was heard for ten minutes")
+        if self.now_ns - self.last_message_ns > 600e9:
+            raise TimeoutError("no message for ten minutes")
 
 
-def test_a_hang_says_nothing_until_the_clock_ends_it(tmp_path: Path) -> None:
+def test_hang_yields_no_message_until_the_clock_ends_it(tmp_path: Path) -> None:
     clock = Watchdog()
-    heard: list[Event] = []
+    events: list[Event] = []
 
-    def listen() -> None:
+    def collect() -> None:
         for event in SimulatedTrainer(clock).run(spec(tmp_path, SimulatedSpec(hang_at_step=4)), None):
-            heard.append(event)
-            clock.heard_ns = clock.now_ns
+            events.append(event)
+            clock.last_message_ns = clock.now_ns
 
     with pytest.raises(TimeoutError, match="ten minutes"):
-        listen()
-    assert steps(heard)[-1].step == 3
-    assert 600e9 < clock.now_ns - clock.heard_ns < 620e9
+        collect()
+    assert steps(events)[-1].step == 3
+    assert 600e9 < clock.now_ns - clock.last_message_ns < 620e9
 
 
-def test_a_diverging_trial_goes_bad_in_every_curve_and_stays_finite(tmp_path: Path) -> None:
+def test_micro_batch_above_the_memory_limit_runs_out_of_memory_in_every_attempt(tmp_path: Path) -> None:
+    trial = spec(tmp_path, SimulatedSpec(out_of_memory_above_tokens=1024))
+    for attempt in (1, 2):
+        events = run_until(OutOfMemoryError, dataclasses.replace(trial, attempt=attempt))
+        assert steps(events) == []
+    smaller = dataclasses.replace(trial.trainer, micro_batch_tokens=1024)
+    assert len(steps(run(dataclasses.replace(trial, trainer=smaller)))) == 20
+
+
+def test_divergence_shows_in_every_curve_with_finite_values(tmp_path: Path) -> None:
     reports = steps(run(spec(tmp_path, SimulatedSpec(acc_start=0.6, diverge_at_step=10))))
     before, after = reports[8], reports[-1]
     assert mean_acc(reports[-5:]) < 0.05 < mean_acc(reports[:9])
@@ -266,38 +280,38 @@ def test_a_diverging_trial_goes_bad_in_every_curve_and_stays_finite(tmp_path: Pa
     assert (after.curves.clip_frac.value or 0) > 0.1
 
 
-def test_a_diverging_trial_can_be_told_to_give_no_numbers(tmp_path: Path) -> None:
+def test_divergence_can_give_nan(tmp_path: Path) -> None:
     reports = steps(run(spec(tmp_path, SimulatedSpec(diverge_at_step=10)), nan_on_divergence=True))
     assert math.isfinite(reports[8].curves.updates[0].loss)
     assert math.isnan(reports[9].curves.updates[0].loss)
     assert math.isnan(reports[9].curves.updates[1].grad_norm)
 
 
-def test_a_checkpoint_of_a_diverged_trial_stays_diverged(tmp_path: Path) -> None:
+def test_trial_that_resumes_after_divergence_is_still_diverged(tmp_path: Path) -> None:
     trial = spec(tmp_path, SimulatedSpec(acc_start=0.6, diverge_at_step=10))
     first = run(trial)
     at_15 = tmp_path / "step-000015"
-    assert not at_15.exists()  # one is kept
+    assert not at_15.exists()  # keep_checkpoints is 1
     second = run(dataclasses.replace(trial, steps=25), checkpoint_of(first))
     assert mean_acc(steps(second)) < 0.05
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- invalid input ----------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_another_trial_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_trial_is_refused(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(run(spec(tmp_path)))
     with pytest.raises(ConfigurationError, match="belongs to trial t0, not to t1"):
         run(spec(tmp_path, trial_id="t1"), checkpoint)
 
 
-def test_a_checkpoint_beyond_the_last_step_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_after_the_last_step_is_refused(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(run(spec(tmp_path)))
-    with pytest.raises(ConfigurationError, match="is at step 20 of 10"):
+    with pytest.raises(ConfigurationError, match=r"was written at step 20 .* this trial has 10 steps"):
         run(spec(tmp_path, steps=10), checkpoint)
 
 
 @pytest.mark.parametrize("change", [{"steps": 0}, {"prompts_per_step": 0}, {"cards": 0}, {"group_size": 1}])
-def test_a_trial_of_nothing_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_trial_without_steps_prompts_cards_or_groups_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(change))):
         run(spec(tmp_path, **change))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
-from rl.trainers.simulated_curves import State, accuracy, learnt_in_a_step
+from rl.trainers.simulated_curves import State, accuracy, progress_per_step
 from sweeps.cli.main import app
 from sweeps.config.build import compose
 from sweeps.driver.controller import SweepController
@@ -131,7 +131,7 @@ def test_the_sampler_finds_better_learning_rates_than_random_draws():
         for _ in range(40):
             (planned,) = proposer.next_point(record)
             spec = trial_spec(cfg, planned, attempt=1, sweep_dir=Path())
-            learnt = State(progress=4 * learnt_in_a_step(spec, planned.lr))
+            learnt = State(progress=4 * progress_per_step(spec, planned.lr))
             record.trials[planned.trial_id] = over(planned, accuracy(spec, learnt))
         found = [t.summary.acc or 0 for t in record.trials.values()]
         better += statistics.fmean(found[20:]) > statistics.fmean(found[:10])

@@ -1,4 +1,7 @@
-"""The native trainer on the tiny model, from the first word to the last byte."""
+"""The native trainer on the tiny model: on-policy ratios, reproducibility, resume, and refusals.
+
+The conformance suite of all trainers is tests/rl/trainers/test_conformance.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ SUMS = TaskSpec("reasoning_gym", "chain_sum", params={"min_terms": 2, "max_terms
 
 
 def trial(cache: Path, folder: Path, **changes: object) -> TrialSpec:
-    """`changes` are fields of TrialSpec; algorithm and trainer may be given as dictionaries of what differs."""
+    """A trial of seconds. `changes` are fields of TrialSpec; a dictionary changes fields of a nested spec."""
     spec = TrialSpec(
         trial_id="t0",
         attempt=1,
@@ -50,21 +53,21 @@ def trial(cache: Path, folder: Path, **changes: object) -> TrialSpec:
         cache_dir=str(cache),
     )
     for name in ("model", "algorithm", "rollout", "evaluation", "trainer", "task"):
-        if isinstance(different := changes.get(name), dict):
-            changes[name] = dataclasses.replace(getattr(spec, name), **different)
+        if isinstance(nested := changes.get(name), dict):
+            changes[name] = dataclasses.replace(getattr(spec, name), **nested)
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
 
 
 def run(
     spec: TrialSpec, checkpoint: Path | None = None, answer: Callable[[Event], Command | None] = lambda event: None
 ) -> list[Event]:
-    """The whole conversation."""
-    words = create("native").run(spec, checkpoint)
+    """All messages of an attempt. The trainer receives the command that `answer` returns for each message."""
+    attempt = create("native").run(spec, checkpoint)
     events: list[Event] = []
     command: Command | None = None
     while True:
         try:
-            events.append(words.send(command))
+            events.append(attempt.send(command))
         except StopIteration:
             return events
         command = answer(events[-1])
@@ -75,7 +78,7 @@ def steps_of(events: list[Event]) -> list[StepReport]:
 
 
 def digests(checkpoint: CheckpointWritten | Path) -> dict[str, str]:
-    """Of everything in a checkpoint that is not a time."""
+    """SHA-256 of each file of a checkpoint except the marker."""
     folder = Path(checkpoint.path) if isinstance(checkpoint, CheckpointWritten) else checkpoint
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "complete.json"}
 
@@ -86,10 +89,10 @@ def last_checkpoint(events: list[Event]) -> CheckpointWritten:
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_on_policy_every_ratio_is_one_at_any_temperature_and_the_gradient_is_not_zero(
+def test_ratios_on_policy_are_one_at_any_temperature_and_the_gradient_is_not_zero(
     model_cache: Path, tmp_path: Path, temperature: float, precision: str
 ) -> None:
-    # The KL in the reward has the old log-probabilities recomputed for the first update too, apart from its own pass.
+    # With a KL in the reward the old log-probabilities of the first update come from a separate forward pass.
     spec = trial(
         model_cache,
         tmp_path,
@@ -106,8 +109,8 @@ def test_on_policy_every_ratio_is_one_at_any_temperature_and_the_gradient_is_not
     assert first.grad_norm > 1e-3
 
 
-def test_the_temperature_reaches_the_learner(model_cache: Path, tmp_path: Path) -> None:
-    """In fp32 the engine and the learner compute the same numbers, at the temperature that was sampled with."""
+def test_learner_uses_the_sampling_temperature(model_cache: Path, tmp_path: Path) -> None:
+    """In fp32 the engine and the learner compute the same log-probabilities at the same temperature."""
     for temperature in (0.6, 1.3):
         spec = trial(model_cache, tmp_path / str(temperature), steps=1, rollout={"temperature": temperature})
         curves = steps_of(run(spec))[0].curves
@@ -115,15 +118,17 @@ def test_the_temperature_reaches_the_learner(model_cache: Path, tmp_path: Path) 
         assert curves.mismatch_kl.value == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_same_seed_gives_the_same_bytes(model_cache: Path, tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_checkpoint_bytes(model_cache: Path, tmp_path: Path) -> None:
     one, two = (last_checkpoint(run(trial(model_cache, tmp_path / name))) for name in ("one", "two"))
     other = last_checkpoint(run(trial(model_cache, tmp_path / "other", seed=4)))
     assert digests(one) == digests(two)
     assert digests(one)["model.safetensors"] != digests(other)["model.safetensors"]
 
 
-def test_resumed_at_any_step_it_ends_with_the_bytes_of_the_uninterrupted_run(model_cache: Path, tmp_path: Path) -> None:
-    """Seven training questions and three a step: epochs end within steps 3, 5 and 7."""
+def test_resume_at_any_step_gives_the_checkpoint_bytes_of_the_uninterrupted_run(
+    model_cache: Path, tmp_path: Path
+) -> None:
+    """Seven training questions and three prompts per step, so that epochs end in the middle of steps."""
     changes: dict = {
         "steps": 6,
         "prompts_per_step": 3,
@@ -144,7 +149,7 @@ def test_resumed_at_any_step_it_ends_with_the_bytes_of_the_uninterrupted_run(mod
         assert [r.curves for r in steps_of(resumed)] == [reports[k].curves for k in range(step + 1, 7)]
 
 
-def test_a_checkpoint_beyond_the_last_step_is_refused(model_cache: Path, tmp_path: Path) -> None:
+def test_checkpoint_after_the_last_step_is_refused(model_cache: Path, tmp_path: Path) -> None:
     written = last_checkpoint(run(trial(model_cache, tmp_path)))
     with pytest.raises(ConfigurationError, match="nothing would be trained"):
         run(trial(model_cache, tmp_path, steps=2), Path(written.path))
@@ -169,14 +174,16 @@ def test_dynamic_sampling_replaces_groups_without_variance_and_counts_every_prom
         assert r.tokens.completion > r.tokens.loss or not r.prompts.filtered
 
 
-def test_a_mini_batch_is_whole_groups_and_every_update_has_its_own_curves(model_cache: Path, tmp_path: Path) -> None:
+def test_every_update_has_its_own_curves(model_cache: Path, tmp_path: Path) -> None:
     report = steps_of(run(trial(model_cache, tmp_path, steps=1, algorithm={"updates_per_rollout": 3})))[0]
     assert len(report.curves.updates) == 3
     assert sum(u.ratio.count for u in report.curves.updates) == report.tokens.loss
     assert [u.clip_frac is None for u in report.curves.updates] == [True, False, False]
 
 
-def test_how_the_work_is_done_changes_only_rounding(model_cache: Path, tmp_path: Path) -> None:
+def test_packing_micro_batches_and_checkpointing_change_results_by_rounding_only(
+    model_cache: Path, tmp_path: Path
+) -> None:
     changes = [
         {"packing": False},
         {"micro_batch_tokens": 64},
@@ -193,22 +200,22 @@ def test_how_the_work_is_done_changes_only_rounding(model_cache: Path, tmp_path:
             assert v.entropy.value == pytest.approx(u.entropy.value, rel=1e-5)
 
 
-def test_vllm_samples_what_the_learner_trains(model_cache: Path, tmp_path: Path) -> None:
-    """Over two steps, so that the weights of the second came by a sync."""
+def test_log_probabilities_of_vllm_equal_those_of_the_learner(model_cache: Path, tmp_path: Path) -> None:
+    """Two steps: the weights of the second step come from a sync."""
     pytest.importorskip("vllm")
     for report in steps_of(run(trial(model_cache, tmp_path, steps=2, rollout={"engine": "vllm"}))):
         assert report.curves.logp_diff_max < 1e-3
         assert report.curves.updates[0].ratio_max == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_rollout_cut_into_turns_samples_the_same_completions(model_cache: Path, tmp_path: Path) -> None:
-    whole = steps_of(run(trial(model_cache, tmp_path / "a", steps=1)))[0]
-    turns = steps_of(run(trial(model_cache, tmp_path / "b", steps=1, rollout={"max_batch_completions": 4})))[0]
-    assert turns.tokens == whole.tokens
-    assert turns.curves.acc == whole.curves.acc
+def test_size_of_sampling_batches_does_not_change_the_completions(model_cache: Path, tmp_path: Path) -> None:
+    one_batch = steps_of(run(trial(model_cache, tmp_path / "a", steps=1)))[0]
+    batches = steps_of(run(trial(model_cache, tmp_path / "b", steps=1, rollout={"max_batch_completions": 4})))[0]
+    assert batches.tokens == one_batch.tokens
+    assert batches.curves.acc == one_batch.curves.acc
 
 
-def test_lora_trains_its_adapters_alone_and_resumes_to_the_same_bytes(model_cache: Path, tmp_path: Path) -> None:
+def test_lora_trains_adapters_only_and_resumes_to_the_same_checkpoint_bytes(model_cache: Path, tmp_path: Path) -> None:
     changes: dict = {"model": {"lora_rank": 4}, "algorithm": {"kl_coef": 0.01}, "steps": 3}
     spec = trial(model_cache, tmp_path / "whole", trainer={"keep_checkpoints": 9}, **changes)
     events = run(spec, answer=lambda e: Checkpoint() if isinstance(e, StepReport) and e.step == 1 else None)
@@ -224,7 +231,7 @@ def test_lora_trains_its_adapters_alone_and_resumes_to_the_same_bytes(model_cach
     assert digests(last_checkpoint(resumed)) == digests(last_checkpoint(events))
 
 
-def test_the_evaluation_depends_on_the_policy_and_on_nothing_else_of_a_trial(model_cache: Path, tmp_path: Path) -> None:
+def test_evaluation_does_not_depend_on_the_seed_of_the_trial(model_cache: Path, tmp_path: Path) -> None:
     one, two = (
         next(e for e in run(trial(model_cache, tmp_path / str(s), seed=s, steps=1)) if isinstance(e, EvalReport))
         for s in (1, 2)
@@ -247,12 +254,12 @@ def test_the_evaluation_depends_on_the_policy_and_on_nothing_else_of_a_trial(mod
         ({"model": {"lora_rank": 4, "lora_targets": ("nothing",)}}, "model.lora_targets=nothing"),
     ],
 )
-def test_what_cannot_run_is_refused_with_what_would_be_right(
+def test_trial_that_cannot_run_is_refused_with_valid_values(
     model_cache: Path, tmp_path: Path, changes: dict, message: str
 ) -> None:
     import torch
 
     if "no CUDA" in message and torch.cuda.is_available():
-        pytest.skip("there is a CUDA card here")
+        pytest.skip("this machine has a CUDA card")
     with pytest.raises(ConfigurationError, match=message):
         run(trial(model_cache, tmp_path, **changes))
