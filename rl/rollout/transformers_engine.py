@@ -3,6 +3,8 @@
 Each prompt is computed once, and its key-value cache is repeated for its n completions. Rows that have ended are
 removed from the batch. Every completion has its own random stream, seeded by (seed, prompt, sample), so completions do
 not depend on how prompts are batched. Log-probabilities are fp32, at the sampling temperature.
+
+Tested in tests/rl/rollout/test_engine_conformance.py.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 

@@ -3,6 +3,8 @@
 Accuracy rises towards `acc_final`, faster with more completions. The clip fraction grows with the learning rate.
 Entropy falls. Right answers are drawn group by group, so that counts, variance within groups and results per question
 are consistent. The curves are not fitted to a language model, and their values are no claims about one.
+
+Tested in tests/rl/trainers/test_simulated.py.
 """
 
 from __future__ import annotations

@@ -20,16 +20,3 @@ def task_file(tmp_path: Path) -> Callable[..., TaskSpec]:
         return TaskSpec("file", "mine", path=str(path), **settings)
 
     return make
-
-
-@pytest.fixture
-def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Returns a function that writes a module, makes it importable here and in reward workers, and returns its name."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def make(source: str) -> str:
-        name = f"user_module_{len(list(tmp_path.glob('user_module_*.py')))}_{tmp_path.name}"
-        (tmp_path / f"{name}.py").write_text(source)
-        return name
-
-    return make
