@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from rl.spec import EvalReport, EvaluationSpec
-from rl.trainers import create
+from rl.trainers import create_trainer
 from sweeps.config.build import compose
 from sweeps.planning.plan import make_plan, trial_spec
 
@@ -32,7 +32,7 @@ def curve(algorithm: str, seed: int, cache: Path) -> list[tuple[int, float]]:
             rollout=dataclasses.replace(spec.rollout, engine="transformers"),
             evaluation=EvaluationSpec(samples_per_question=4, every_steps=25),
         )
-        events = create("native").run(spec, None)
+        events = create_trainer("native").run(spec, None)
         return [(e.step, e.accuracy or 0.0) for e in events if isinstance(e, EvalReport)]
 
 

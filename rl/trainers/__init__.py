@@ -10,7 +10,7 @@ from rl.spec import ConfigurationError, Trainer
 NAMES = ("native", "simulated")
 
 
-def create(name: str) -> Trainer:
+def create_trainer(name: str) -> Trainer:
     """The trainer called `name`.
 
     Raises:

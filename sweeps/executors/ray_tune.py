@@ -60,14 +60,14 @@ class AttemptActor(tune.Trainable):
         self._command = message_from_json(command)
 
     def step(self) -> dict[str, Any]:
-        from rl.trainers import create
+        from rl.trainers import create_trainer
 
         if self._family is None:
             self._family = own_family(self._mark, ray.get_runtime_context().get_node_id(), ())
             return self._word()
         if self._words is None:
             self._family = own_family(self._mark, self._family.node, [str(i) for i in ray.get_gpu_ids()])
-            self._words = create(self._spec.trainer.name).run(self._spec, self._checkpoint)
+            self._words = create_trainer(self._spec.trainer.name).run(self._spec, self._checkpoint)
         command, self._command = self._command, None
         try:
             message = self._words.send(command)

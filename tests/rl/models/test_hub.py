@@ -45,7 +45,9 @@ def test_failed_download_is_refused_with_the_hub_id(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
     lines: list[str] = []
-    with pytest.raises(ConfigurationError, match=r"model\.path=owner/name is not a local folder.*LocalEntryNotFoundError"):
+    with pytest.raises(
+        ConfigurationError, match=r"model\.path=owner/name is not a local folder.*LocalEntryNotFoundError"
+    ):
         hub.find(ModelSpec("hf", path="owner/name", revision="v1"), lines.append)
     assert requested == [("owner/name", "v1")]
     assert lines == ["downloading owner/name from the Hugging Face hub"]

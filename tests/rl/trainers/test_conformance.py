@@ -38,7 +38,7 @@ from rl.spec import (
     TrainerSpec,
     TrialSpec,
 )
-from rl.trainers import create
+from rl.trainers import create_trainer
 
 STEPS = 4
 ENOUGH = Stop(StopKind.INTERRUPTED, "enough")
@@ -46,8 +46,8 @@ SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
 TRAINERS: dict[str, Callable[[], Trainer]] = {
-    "simulated": lambda: create("simulated"),
-    "native": lambda: create("native"),
+    "simulated": lambda: create_trainer("simulated"),
+    "native": lambda: create_trainer("native"),
 }
 
 

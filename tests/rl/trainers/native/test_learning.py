@@ -22,7 +22,7 @@ from rl.spec import (
     TrialSpec,
 )
 from rl.tasks.evaluation import Estimate, average_at_k
-from rl.trainers import create
+from rl.trainers import create_trainer
 
 SUMS = TaskSpec(
     "reasoning_gym",
@@ -79,7 +79,7 @@ def trial(cache: Path, folder: Path, **changes: Any) -> TrialSpec:
 
 
 def run(spec: TrialSpec) -> list[Event]:
-    return list(create("native").run(spec, None))
+    return list(create_trainer("native").run(spec, None))
 
 
 def accuracies(events: list[Event]) -> list[Estimate]:

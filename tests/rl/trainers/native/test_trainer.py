@@ -28,7 +28,7 @@ from rl.spec import (
     TrainerSpec,
     TrialSpec,
 )
-from rl.trainers import create
+from rl.trainers import create_trainer
 
 SUMS = TaskSpec("reasoning_gym", "chain_sum", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
 
@@ -62,7 +62,7 @@ def run(
     spec: TrialSpec, checkpoint: Path | None = None, answer: Callable[[Event], Command | None] = lambda event: None
 ) -> list[Event]:
     """All messages of an attempt. The trainer receives the command that `answer` returns for each message."""
-    attempt = create("native").run(spec, checkpoint)
+    attempt = create_trainer("native").run(spec, checkpoint)
     events: list[Event] = []
     command: Command | None = None
     while True:
