@@ -15,20 +15,20 @@ from pathlib import Path
 from cost.ledger.ledger import Ledger
 from rl.tasks.evaluation import average_at_k
 from sweeps.journal.journal import SweepRecord, load, sweep_ids
-from sweeps.journal.messages import Reports, reports
 from sweeps.journal.metrics import step_metrics
+from sweeps.journal.trial_reports import TrialReports, trial_reports
 
 
-def newest_smoke(root: Path) -> tuple[SweepRecord, dict[str, Reports]]:
+def newest_smoke(root: Path) -> tuple[SweepRecord, dict[str, TrialReports]]:
     with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
         for sweep_id in reversed(sweep_ids(ledger)):
             record = load(ledger, sweep_id)
             if record.stage == "smoke" and not record.simulated and not record.unfinished:
-                return record, reports(ledger, sweep_id)
+                return record, trial_reports(ledger, sweep_id)
     raise SystemExit(f"no finished smoke under {root}: run `python sweep.py +stage=smoke` first")
 
 
-def print_figures(record: SweepRecord, said: dict[str, Reports]) -> None:
+def print_figures(record: SweepRecord, said: dict[str, TrialReports]) -> None:
     print(f"{record.sweep_id} on {platform.processor() or platform.machine()}, model {record.config['model']['kind']}")
     for trial in record.trials.values():
         evaluations = said[trial.trial_id].evaluations
@@ -41,7 +41,7 @@ def print_figures(record: SweepRecord, said: dict[str, Reports]) -> None:
         )
 
 
-def draw(record: SweepRecord, said: dict[str, Reports], out: Path) -> None:
+def draw(record: SweepRecord, said: dict[str, TrialReports], out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

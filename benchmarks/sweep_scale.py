@@ -34,6 +34,7 @@ from sweeps.config.build import canonical, compose
 from sweeps.config.types import MachineConfig
 from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
+from sweeps.journal.events import DriverEnd, DriverEnded, DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialRecord, TrialState
 from sweeps.planning.plan import make_plan
 
@@ -101,15 +102,15 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
     began, used = time.perf_counter(), time.process_time()
     with Ledger.open(folder / "ledger.db", clock) as ledger:
         journal = Journal(ledger, "scale-1")
-        journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
+        journal.append(SweepPlanned.from_plan(plan, "smoke", cfg.machine.name, canonical(cfg)))
         _hold(ledger, cfg.machine, "scale-1", cards)
-        journal.append("driver_started", {"lease_id": "lease-1", "pid": os.getpid()}, "driver_started:1")
+        journal.append(DriverStarted("lease-1", os.getpid()))
         host = SweepController(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=memory, cards=cards
         )
         InProcessExecutor(clock).run(host)
         ledger.detach("lease-1", "scale-1", "done")
-        journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+        journal.append(DriverEnded(DriverEnd.DONE))
     seconds, used = time.perf_counter() - began, time.process_time() - used
     states = [t.state for t in journal.record.trials.values()]
     if states.count(TrialState.COMPLETED) != len(plan.trials):
@@ -166,7 +167,7 @@ def through_ray(folder: Path, trials: int, cards: int) -> list[Figure]:
     plan = make_plan(cfg)
     with Ledger.open(folder / "ray.db") as ledger:
         journal = Journal(ledger, "ray-1")
-        journal.planned(stage="smoke", machine=cfg.machine.name, plan=plan, config=canonical(cfg))
+        journal.append(SweepPlanned.from_plan(plan, "smoke", cfg.machine.name, canonical(cfg)))
         _hold(ledger, cfg.machine, "ray-1", cards)
         host = SweepController(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=Memory(trials), cards=cards

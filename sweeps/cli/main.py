@@ -84,7 +84,7 @@ def show(
     from cost.money import money_text
     from cost.prices.book import PriceError
     from sweeps.journal.journal import decisions, replay, sweep_events
-    from sweeps.report.timeline import read_costs, still_running, story
+    from sweeps.report.timeline import read_costs, still_running, timeline
 
     with open_ledger(root, db) as ledger:
         sweep_id = chosen(ledger, sweep)
@@ -97,7 +97,7 @@ def show(
         except PriceError as error:
             costs = None
             typer.echo(f"no costs are shown: {error}", err=True)
-        lines = story(sweep_events(ledger, sweep_id) if words else decided, costs)
+        lines = timeline(sweep_events(ledger, sweep_id) if words else decided, costs)
         if costs:
             lines = itertools.chain(lines, still_running(record, costs, now_ns))
         _print_story(sweep_id, lines, as_json)
@@ -138,6 +138,7 @@ def stop(
     from cost.ledger.ledger import HEARTBEAT_NS
     from cost.ledger.sweep_lock import lock_owner
     from cost.records import LedgerError
+    from sweeps.journal.events import OperatorRequest
 
     with open_ledger(root, db, write=True) as ledger:
         journal = _journal(ledger, sweep)
@@ -145,7 +146,7 @@ def stop(
         if lock_owner(ledger_location(root, db), record.sweep_id) is None:
             how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command goes on with it"
             raise LedgerError(f"{record.sweep_id} has no driver at work: {how}")
-        journal.operator("stop", reason, [], str(ledger.now_ns()))
+        journal.append(OperatorRequest("stop", reason))
     typer.echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_NS // 10**9} s")
 
 
@@ -159,6 +160,7 @@ def cancel(
 ) -> None:
     """Give up trials: what runs is stopped, what waits is never started, and no resume goes on with them."""
     from cost.records import LedgerError
+    from sweeps.journal.events import OperatorRequest, SearchEnded
     from sweeps.journal.journal import TrialState
 
     with open_ledger(root, db, write=True) as ledger:
@@ -174,11 +176,10 @@ def cancel(
                 raise LedgerError(f"{trial_id} is over already: {record.trials[trial_id].state}")
         to_come = record.to_propose if trial is None else 0
         if to_come:
-            journal.append("search_ended", {"trials": len(record.trials)}, f"search_ended:{len(record.trials)}")
+            journal.append(SearchEnded(len(record.trials)))
         elif not given_up:
             raise LedgerError(f"{record.sweep_id} has no trial left to give up")
-        journal.operator("cancel", reason, given_up, str(ledger.now_ns()))
-        journal.catch_up()
+        journal.append(OperatorRequest("cancel", reason, tuple(given_up)))
         running = [t for t in given_up if record.trials[t].state is TrialState.RUNNING]
     word = f"; {len(running)} of them at their next word" if running else ""
     typer.echo(f"{record.sweep_id}: {len(given_up) + to_come} trials are given up{word}")
@@ -194,7 +195,6 @@ def _status_row(place: str | Path, record: SweepRecord, *, details: bool = False
     from cost.ledger.sweep_lock import lock_owner
     from cost.periods import instant_text
     from sweeps.journal.journal import TrialState
-    from sweeps.report.timeline import gate_word
 
     by = lock_owner(place, record.sweep_id) if record.ended is None else None
     states = [t.state for t in record.trials.values()]
@@ -208,7 +208,7 @@ def _status_row(place: str | Path, record: SweepRecord, *, details: bool = False
         "trials": {str(s): n for s in TrialState if (n := states.count(s))} | to_come,
         "state": record.ended or ("running" if by else "lost"),
         "driver": str(by) if by else None,
-        "gate": None if record.gate is None else gate_word(record.gate),
+        "gate": None if record.gate is None else record.gate.status,
         **({"details": [_trial_row(t) for t in record.trials.values()]} if details else {}),
     }
 

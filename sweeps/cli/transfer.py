@@ -202,6 +202,6 @@ def _stage_above(ledger: Ledger) -> str:
 
     for sweep_id in reversed(sweep_ids(ledger)):
         record = replay(sweep_id, decisions(ledger, sweep_id))
-        if record.gate is not None and record.gate["open"]:
+        if record.gate is not None and record.gate.open:
             return record.config["stage"]["next_stage"]
     return ""

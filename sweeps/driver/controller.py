@@ -6,7 +6,6 @@ ledger (who held which cards). Everything that is decided here is written down i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -15,7 +14,6 @@ from typing import Protocol
 
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.records import UsageKey
-from rl.codec import to_json
 from rl.spec import (
     CheckpointWritten,
     Command,
@@ -32,7 +30,14 @@ from rl.tasks.evaluation import average_at_k
 from sweeps.config.points import with_values
 from sweeps.config.types import SweepConfig
 from sweeps.executors import Attempt
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.events import (
+    AttemptOutcome,
+    AttemptStarted,
+    CardsReleased,
+    CommandSent,
+    RetryPlanned,
+    WarningIssued,
+)
 from sweeps.journal.journal import OUTCOME_STATES, Journal, TrialRecord, TrialState
 from sweeps.planning.plan import PlannedTrial, trial_spec
 from sweeps.protocol.lr_rule import WINDOW_STEPS, advise
@@ -112,8 +117,7 @@ class SweepController:
         self._busy_ns: int | None = None
         """When something last ran; from the first tick on, since starting Ray is nobody's idleness."""
         self._stop: Stop | None = None
-        self._commands_heard = 0
-        self._warning_numbers = itertools.count()
+        self._requests_read = 0
 
     # What the executor asks and tells
 
@@ -156,17 +160,13 @@ class SweepController:
         if held is None or held.granted:
             return
         trial = self._journal.record.trials[attempt.trial_id]
-        body = {
-            "trial_id": attempt.trial_id,
-            "attempt": attempt.number,
-            "lease_id": self._lease_id,
-            "from_step": trial.checkpoint.step if trial.checkpoint and attempt.checkpoint else 0,
-        }
+        from_step = trial.checkpoint.step if trial.checkpoint and attempt.checkpoint else 0
+        event = AttemptStarted(attempt.trial_id, attempt.number, self._lease_id, from_step)
         sweep_id, cards = self._journal.record.sweep_id, Decimal(attempt.spec.cards)
         with self._journal.transaction():
             if self._purse and (aside := self._purse.reserve(held.key)):
-                body |= {"reserved": str(aside.amount), "reserved_by": aside.source}
-            self._journal.append("attempt_started", body, f"attempt_started:{attempt}")
+                event = replace(event, reserved=aside.amount, reserved_by=aside.source)
+            self._journal.append(event)
             self._ledger.start_usage(held.key, sweep_id, cards, self._labels(trial))
         held.granted = True
         self._view.changed(trial, None)
@@ -179,7 +179,7 @@ class SweepController:
         if isinstance(message, StepReport) and message.step <= trial.summary.step:
             # The journal decides: what the trainer said before may have died on its way here.
             message = replace(message, replay=True)
-        if not self._journal.message(attempt.trial_id, attempt.number, sequence, message):
+        if not self._journal.add_message(attempt.trial_id, attempt.number, sequence, message):
             return self._decide(trial, message)  # it came twice
         if isinstance(message, EvalReport):
             self._pruner.add(trial)
@@ -209,8 +209,7 @@ class SweepController:
         if not isinstance(command, Continue):
             done = self._journal.record.trials[attempt.trial_id].summary.step
             step = message.step if isinstance(message, StepReport) else done
-            body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "command": to_json(command), "step": step}
-            self._journal.append("command", body, f"command:{attempt}:{sequence}")
+            self._journal.append(CommandSent(attempt.trial_id, attempt.number, sequence, step, command))
 
     def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
         held = self._held.get(str(attempt))
@@ -224,12 +223,11 @@ class SweepController:
         retry = None if self._stop else retry_after(trial, outcome, self._cfg.retry, micro_batch_tokens)
         not_before_ns = self._ledger.now_ns() + round(retry.wait_seconds * 1e9) if retry else 0
         with self._journal.transaction():
-            self._journal.attempt_ended(attempt.trial_id, attempt.number, outcome, message)
+            self._journal.end_attempt(attempt.trial_id, attempt.number, outcome, message)
             self._post_phases([held])
             if retry:
-                self._journal.retry(
-                    attempt.trial_id, attempt.number, not_before_ns, retry.reason, retry.micro_batch_tokens
-                )
+                planned = (not_before_ns, retry.reason, retry.micro_batch_tokens)
+                self._journal.append(RetryPlanned(attempt.trial_id, attempt.number, *planned))
             self._ledger.set_labels(held.key, {"state": str(state), "steps": str(trial.summary.step)})
         held.ended = True
         self._running -= 1
@@ -248,9 +246,8 @@ class SweepController:
         if held is None:
             return
         outcome = self._journal.record.trials[attempt.trial_id].attempts[-1].outcome or AttemptOutcome.LOST
-        body = {"trial_id": attempt.trial_id, "attempt": attempt.number, "released": released}
         with self._journal.transaction():
-            self._journal.append("released", body, f"released:{attempt}")
+            self._journal.append(CardsReleased(attempt.trial_id, attempt.number, released))
             self._ledger.end_usage(held.key, str(OUTCOME_STATES[outcome]))
         if self._purse:
             self._purse.release(attempt.trial_id)
@@ -316,8 +313,7 @@ class SweepController:
 
     def warn(self, text: str) -> None:
         self._view.warn(text)
-        body = {"text": text}
-        self._journal.append("warning", body, f"warning:{self._ledger.now_ns()}:{next(self._warning_numbers)}")
+        self._journal.append(WarningIssued(text))
 
     # Decisions
 
@@ -365,11 +361,11 @@ class SweepController:
         """Hear what a person wants, from another process, through the journal."""
         self._journal.catch_up()
         record = self._journal.record
-        if record.operator_commands == self._commands_heard:
+        if record.operator_requests == self._requests_read:
             return
-        self._commands_heard = record.operator_commands
-        if record.stop_wanted is not None:
-            self.stop(Stop(StopKind.REQUESTED, record.stop_wanted))
+        self._requests_read = record.operator_requests
+        if record.stop_requested is not None:
+            self.stop(Stop(StopKind.REQUESTED, record.stop_requested))
         for trial_id in self._waiting.all():
             if record.trials[trial_id].state is TrialState.CANCELLED:
                 self._waiting.remove(trial_id)
@@ -379,9 +375,9 @@ class SweepController:
 
         A step done again after a restore is answered as it was the first time.
         """
-        if message.step in trial.lr_told:
-            return SetLr(trial.lr_told[message.step])
-        if message.replay or message.step - max(trial.lr_told, default=0) < WINDOW_STEPS:
+        if message.step in trial.lr_changes:
+            return SetLr(trial.lr_changes[message.step])
+        if message.replay or message.step - max(trial.lr_changes, default=0) < WINDOW_STEPS:
             return Continue()
         advice = advise(trial.summary, with_values(self._cfg, trial.planned.overrides).algorithm)
         if advice.factor == 1.0 or (advice.action == "raise" and trial.lr_was_raised):

@@ -12,10 +12,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
@@ -25,6 +24,8 @@ from rl.codec import from_json
 from sweeps.config.text_values import Duration
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.driver.resume import end_lost_attempts
+from sweeps.journal.event_codec import decode
+from sweeps.journal.events import DriverStarted, WarningIssued
 from sweeps.journal.journal import Journal, decisions, replay
 from sweeps.machines import release
 from sweeps.storage.uploads import unsaved
@@ -121,19 +122,16 @@ def _seen(ledger: Ledger, sweep_id: str) -> Seen | None:
     state = ledger.lease_state(record.lease_ids[-1])
     lease_id = state.lease.lease_id
     settled = record.ended_ns is not None and release_requests.noted_since(ledger, lease_id, record.ended_ns)
-    wanted = newest.get("machine", {}).get("deadman", _AS_STARTED)
+    wanted = newest.machine.get("deadman", _AS_STARTED) if newest and newest.machine else _AS_STARTED
     over = state.to_ns is not None or sweep_id not in state.sweeps or settled or wanted is None
     after_seconds = None if wanted in (None, _AS_STARTED) else Duration.parse(wanted).seconds
     return Seen(lease_id, state.last_heartbeat_ns, over, after_seconds)
 
 
-def _newest_driver(events: Iterable[StoredEvent]) -> Mapping[str, Any]:
-    """What the driver that started last said of itself: another than the first may be on another machine."""
-    said: Mapping[str, Any] = {}
-    for event in events:
-        if event.kind == "driver_started":
-            said = event.body
-    return said
+def _newest_driver(events: Iterable[StoredEvent]) -> DriverStarted | None:
+    """The driver that started last: it may use another machine than the first."""
+    started = [event for stored in events if isinstance(event := decode(stored), DriverStarted)]
+    return started[-1] if started else None
 
 
 def _lives(database: str | Path, sweep_id: str) -> bool:
@@ -155,12 +153,12 @@ def _fire(database: str | Path, sweep_dir: Path, after_seconds: float, tell: Cal
             journal = Journal(ledger, sweep_dir.name)
             end_lost_attempts(journal)
             newest = _newest_driver(decisions(ledger, sweep_dir.name))
-            own = {key: newest[key] for key in ("machine", "storage") if key in newest}
-            cfg = from_json(SweepConfig, {**journal.record.config, **own})
+            own = {"machine": newest.machine, "storage": newest.storage} if newest else {}
+            cfg = from_json(SweepConfig, {**journal.record.config, **{k: v for k, v in own.items() if v is not None}})
             left = unsaved(cfg.storage, ledger, sweep_dir.name, sweep_dir)
             said = release.leave(cfg.machine, ledger, seen.lease_id, sweep_dir.name, left)
             text = f"the driver was silent for {after_seconds:g} s and is dead: {said}"
-            journal.append("warning", {"text": text}, f"deadman:{ledger.now_ns()}")
+            journal.append(WarningIssued(text))
             tell(text)
             return True
     except (ConfigError, StoreError) as error:

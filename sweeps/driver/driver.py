@@ -61,7 +61,7 @@ from sweeps.driver.summary import (
 )
 from sweeps.executors import Executor
 from sweeps.forecast.step_time import from_data_sheet, measured
-from sweeps.journal.events import AttemptOutcome, DriverEnd
+from sweeps.journal.events import AttemptOutcome, DriverEnd, DriverEnded, DriverStarted
 from sweeps.machines import acquire, release
 from sweeps.machines.cards import hold_cards
 from sweeps.machines.machine import find_price, forecast_labels, machine_instance, ray_address
@@ -96,7 +96,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     check_limits(cfg, pricing)
     known = to_go_on_with(cfg, plan, root, records)
     if cfg.dry_run:
-        if known and not known.closed:
+        if known and not known.finished:
             console.print(f"{known.sweep_id} is not finished: this goes on with it, {known.left} trials are left.")
         console.print("dry_run=true: nothing was run and nothing was written.")
         return EXIT_OK
@@ -106,7 +106,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     clock = SystemClock()
     if cfg.trainer.name == "simulated":
         clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, root, plan, records)))
-    finished = known is not None and known.closed and cfg.resume != "failed"
+    finished = known is not None and known.finished and cfg.resume != "failed"
     came_up = bool(cfg.machine.up) and release.is_real(cfg) and not finished
     if came_up:
         cfg = acquire.brought_up(cfg, console)
@@ -116,7 +116,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
             end_lost_attempts_of_all(ledger, records)
             with held_sweep(cfg, plan, ledger, root, known) as (journal, still_held):
                 session = Session(cfg, typed, console, ledger, journal, clock, pricing, time, cards, still_held)
-                if session.record.closed:
+                if session.record.finished:
                     console.print(f"{session.record.sweep_id} is finished; resume=never starts another one.")
                     return exit_code(session.record)
                 try:
@@ -148,8 +148,7 @@ def _run_sweep(session: Session) -> int:
     purse.hold(ledger.lease_state(lease_id).lease)
     session.still_held()
     config = canonical(cfg)  # machine and storage may differ from those it was planned with
-    body = {"lease_id": lease_id, "pid": os.getpid(), "machine": config["machine"], "storage": config["storage"]}
-    journal.append("driver_started", body, f"driver_started:{ledger.now_ns()}")
+    journal.append(DriverStarted(lease_id, os.getpid(), config["machine"], config["storage"]))
     journal.catch_up()
     end_lost_attempts(journal)  # what a driver that had lost the sweep began meanwhile; now it can write no more
     deadman.start(cfg, record.sweep_id, session.database)
@@ -223,7 +222,7 @@ def _end(
     report = session.report()
     write_costs(session.console, report, session.sweep_dir)
     # Last: a driver that is killed before it is followed by one that closes the books.
-    session.journal.append("driver_ended", {"how": end}, f"driver_ended:{ledger.now_ns()}")
+    session.journal.append(DriverEnded(end))
     session.journal.catch_up()
     keep_books(session)
     left = beside.drain(end)
@@ -244,7 +243,7 @@ def _cannot_be_paid(session: Session, purse: BudgetController) -> bool:
     held = ledger.open_lease_of(machine_instance(cfg, sweep_id))
     if not (refusal := purse.refusal(held is not None)):
         return False
-    session.journal.append("driver_ended", {"how": "budget", "why": refusal}, f"driver_ended:{ledger.now_ns()}")
+    session.journal.append(DriverEnded(DriverEnd.BUDGET, refusal))
     print_budget(session.console, refusal, session.typed)
     if held is not None and sweep_id in held.sweeps:  # a driver of this sweep died and left the machine
         going = release.goes(cfg, DriverEnd.BUDGET, None)

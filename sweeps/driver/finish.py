@@ -10,26 +10,18 @@ from cost.ledger.sqlite_copy import daily_backup
 from cost.records import StoreError
 from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.session import Session
-from sweeps.journal.events import DriverEnd
+from sweeps.journal.events import DriverEnd, GateVerdict
 from sweeps.journal.journal import SweepRecord, TrialState
-from sweeps.protocol.gates import Verdict, metric_gate
+from sweeps.protocol.gates import metric_gate
 from sweeps.storage.uploads import bucket_of_sweeps
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
-def judge(session: Session) -> Verdict:
+def judge(session: Session) -> GateVerdict:
     """The stage's metric gate, written into the journal."""
     verdict = metric_gate(session.record, session.cfg.stage.steps, session.cfg.gate)
-    body = {
-        "gate": verdict.gate,
-        "open": verdict.open,
-        "healthy": verdict.healthy,
-        "simulated": verdict.simulated,
-        "forced": verdict.forced,
-        "checks": [{"name": c.name, "ok": c.ok, "reason": c.reason} for c in verdict.checks],
-    }
-    session.journal.append("gate", body, f"gate:{session.ledger.now_ns()}")
+    session.journal.append(verdict)
     return verdict
 
 
@@ -59,11 +51,11 @@ def failed(record: SweepRecord) -> bool:
     return any(t.state is TrialState.FAILED for t in record.trials.values())
 
 
-def exit_code(record: SweepRecord, verdict: Verdict | None = None) -> int:
+def exit_code(record: SweepRecord, verdict: GateVerdict | None = None) -> int:
     """Of a sweep that was not interrupted. `verdict`: just now; None: what the journal knows counts."""
     if any(t.state is TrialState.BUDGET_STOPPED for t in record.trials.values()) or record.ended is DriverEnd.BUDGET:
         return EXIT_BUDGET
-    gate_open = verdict.open if verdict else bool(record.gate and record.gate["open"])
+    gate_open = verdict.open if verdict else bool(record.gate and record.gate.open)
     if gate_open:
         return EXIT_OK
     return EXIT_FAILED if failed(record) or record.ended is DriverEnd.FAILED else EXIT_GATE

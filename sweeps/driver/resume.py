@@ -21,7 +21,7 @@ from sweeps.config.axes import recipes
 from sweeps.config.build import canonical
 from sweeps.config.diff import changed_keys
 from sweeps.config.types import ConfigError, SweepConfig
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.events import AttemptOutcome, RetryPlanned, SweepPlanned
 from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep_ids
 from sweeps.machines.machine import ray_address
 from sweeps.machines.release import what_to_rent
@@ -58,7 +58,7 @@ def end_lost_attempts(journal: Journal, held: Collection[tuple[str, int]] = ()) 
             outcome = AttemptOutcome.LOST
             if trial.pruned is not None:
                 outcome, said = AttemptOutcome.PRUNED, trial.pruned
-            journal.attempt_ended(trial.trial_id, trial.attempts[-1].attempt, outcome, said)
+            journal.end_attempt(trial.trial_id, trial.attempts[-1].attempt, outcome, said)
 
 
 def end_lost_attempts_of_all(ledger: Ledger, earlier: Sequence[SweepRecord]) -> None:
@@ -152,7 +152,7 @@ def to_go_on_with(cfg: SweepConfig, plan: Plan, root: Path, earlier: Sequence[Sw
             another process drives the sweep.
     """
     known = _asked_for(cfg, plan, earlier)
-    if known is None or known.closed:
+    if known is None or known.finished:
         return known
     try:
         by = lock_owner(database(cfg, root), known.sweep_id)
@@ -184,14 +184,15 @@ def held_sweep(
             else:
                 sweep_id, still_held = _new_name(cfg, plan, ledger, root, stack)
                 journal = Journal(ledger, sweep_id)
-                journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=plan, config=canonical(cfg))
+                config = canonical(cfg)
+                journal.append(SweepPlanned.from_plan(plan, cfg.stage.name, cfg.machine.name, config))
                 journal.catch_up()
         except SweepLockedError as error:
             raise ConfigError(f"{error}: {_what_to_do(cfg, error.sweep_id)}") from error
         _keep_configuration(root / journal.record.sweep_id, journal.record.config)
         if cfg.resume == "failed":
             _plan_failed_again(journal, ledger)
-        if not journal.record.closed:
+        if not journal.record.finished:
             ledger.close_dead(driven=journal.record.sweep_id)
         yield journal, still_held
 
@@ -226,7 +227,7 @@ def _asked_for(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> 
     if cfg.resume == "never":
         return None
     if cfg.resume == "auto":
-        return next((record for record in reversed(same_plan) if not record.closed), None)
+        return next((record for record in reversed(same_plan) if not record.finished), None)
     if cfg.resume == "failed":
         if not same_plan:
             raise ConfigError(f"resume=failed: no sweep of this plan was ever started in {cfg.paths.root}")
@@ -285,7 +286,10 @@ def _plan_failed_again(journal: Journal, ledger: Ledger) -> None:
     with ledger.transaction():
         for trial in journal.record.trials.values():
             if trial.state is TrialState.FAILED:
-                journal.retry(trial.trial_id, len(trial.attempts), 0, "asked for with resume=failed", forgive=True)
+                again = RetryPlanned(
+                    trial.trial_id, len(trial.attempts), 0, "asked for with resume=failed", forgive=True
+                )
+                journal.append(again)
     journal.catch_up()
 
 

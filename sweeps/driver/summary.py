@@ -20,11 +20,10 @@ from sweeps.config.axes import axes
 from sweeps.config.types import SweepConfig
 from sweeps.driver.session import Session
 from sweeps.forecast.step_time import StepTime, sweep_seconds
-from sweeps.journal.events import DriverEnd
+from sweeps.journal.events import DriverEnd, GateVerdict
 from sweeps.journal.journal import TrialState
 from sweeps.machines.machine import Pricing
 from sweeps.planning.plan import Plan, make_plan
-from sweeps.protocol.gates import Verdict
 from sweeps.protocol.promotion import Promotion
 from sweeps.report import terminal
 from sweeps.search.best import Best, best, instead_of
@@ -121,7 +120,7 @@ def resumed_text(session: Session) -> str:
 
 
 def print_end(
-    session: Session, report: Report, verdict: Verdict | None, end: DriverEnd, stop: Stop | None, *, tracked: bool
+    session: Session, report: Report, verdict: GateVerdict | None, end: DriverEnd, stop: Stop | None, *, tracked: bool
 ) -> None:
     """What came of each trial, what it cost, the gate with its reasons, and the commands that come next.
 

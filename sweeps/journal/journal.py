@@ -1,33 +1,32 @@
-"""The story of a sweep: every decision and every word of a trainer, appended once; state is its replay.
+"""The journal of a sweep: its events in the ledger, appended once. The state of the sweep is their replay.
 
-The events lie in the `event` table of the ledger's database, one stream per sweep, in the order in which the driver
-heard and decided. Nothing here is ever updated or deleted, and no state is stored that the replay does not give: an
-attempt's end comes with what its words add up to, so that a reader need not pass over them all again.
+The events are one stream of the ledger's `event` table, in the order in which the driver wrote them. Nothing is ever
+updated or deleted, and no state is stored that the replay does not give. The end of an attempt comes with a summary of
+its trial's messages, so that a reader can skip the messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cost.records import IntegrityError, NewEvent
-from rl.codec import to_json
 from rl.spec import Event, StepReport
-from sweeps.journal.events import AttemptOutcome
-from sweeps.journal.messages import (
-    NOT_DECIDED,
-    STREAM_PREFIX,
-    SUMMARY,
-    WORDS,
-    RecordedMessage,
-    as_event,
-    word,
-    words_in,
+from sweeps.journal.event_codec import encode, messages_in
+from sweeps.journal.events import (
+    AttemptEnded,
+    AttemptOutcome,
+    AttemptStarted,
+    DriverStarted,
+    JournalEvent,
+    MessagesReported,
+    TrialSummarised,
 )
+from sweeps.journal.messages import RecordedMessage, record_message
 from sweeps.journal.state import OUTCOME_STATES, UNFINISHED, AttemptRecord, SweepRecord, TrialRecord, TrialState
-from sweeps.planning.plan import Plan
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -48,185 +47,161 @@ __all__ = [
     "sweep_ids",
 ]
 
-MOST_WORDS = 200
-"""So many words are written down at once, at most."""
-LONGEST_WAIT_NS = 10**9
-"""For so long, by the driver's clock, a word waits to be written down: what a `kill -9` may lose."""
+STREAM_PREFIX = "sweep:"
+"""A sweep's stream in the ledger is named by this and the sweep's id."""
+
+REPORT_KINDS = frozenset({MessagesReported.kind, TrialSummarised.kind})
+"""Kinds of events that only hold what trainers reported. All others are decisions: few, and small."""
+
+MAX_WAITING_MESSAGES = 200
+"""So many messages are written at once, at most."""
+MAX_WAIT_NS = 10**9
+"""For how long, by the driver's clock, a message waits to be written. A `kill -9` may lose the messages that wait."""
 
 
 class Journal:
-    """One sweep's stream: appends to it, and keeps the record of what it says.
+    """One sweep's journal: appends events, and keeps the state that they give.
 
-    Each event has a key of its own, so that writing the same fact twice changes nothing. Words wait to be written with
-    the next event, or for a `flush`; `record` knows of them at once. It knows of an event when its transaction is over.
+    Trainer messages wait to be written with the next event, or for a `flush`; `record` includes them at once. An event
+    is in `record` once its transaction is committed.
     """
 
-    def __init__(self, ledger: Ledger, sweep_id: str, known: SweepRecord | None = None) -> None:
-        """`known`: what was read of it before; only what came since is read, and `record` is this one."""
+    def __init__(self, ledger: Ledger, sweep_id: str, record: SweepRecord | None = None) -> None:
+        """`record`: the state from an earlier read. Only newer events are read, and `record` is updated in place."""
         self._ledger, self._sweep_id = ledger, sweep_id
-        self._drives = False
-        """Its owner has started to drive the sweep, and writes nothing more once another one does."""
+        self._is_driver = False
+        """A driver has started with this journal; it writes nothing once another driver has started."""
         self._stream = STREAM_PREFIX + sweep_id
-        self._words: list[RecordedMessage] = []
+        self._waiting: list[RecordedMessage] = []
         self.flushes = 0
-        """How often words were written down."""
+        """How often messages were written."""
         self._written: list[StoredEvent] = []
         self._in_transaction = False
-        self.record = load(ledger, sweep_id) if known is None else known
-        if known is not None:
+        self._unkeyed_events = itertools.count()
+        self.record = load(ledger, sweep_id) if record is None else record
+        if record is not None:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Take into `record` what others appended since the last call."""
+        """Apply to `record` what others appended since the last call."""
         for event in self._ledger.events(self._stream, after=self.record.read_up_to):
             self.record.apply(event)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """One transaction for what is decided, what was said before, and what both cost. Nested ones join it.
+        """One transaction for events, the messages before them, and what they cost. Nested transactions join it.
 
         Raises:
-            SweepLockedError: another driver has gone on with the sweep; nothing was written.
+            SweepLockedError: another driver has resumed the sweep; nothing was written.
         """
         if self._in_transaction:
             yield
             return
-        waiting, self._in_transaction = self._words, True
+        waiting, self._in_transaction = self._waiting, True
         try:
             with self._ledger.transaction():
                 yield
                 if self._written and self._written[0].sequence != self.record.read_up_to + 1:
-                    self._refuse_where_another_drives()
+                    self._raise_if_another_driver_writes()
         except BaseException as error:
-            if self._words is not waiting:
-                self._words = waiting + self._words
+            if self._waiting is not waiting:
+                self._waiting = waiting + self._waiting
             self._written.clear()
-            if isinstance(error, IntegrityError):  # two that write the same fact, each in its own words
-                self._refuse_where_another_drives()
+            if isinstance(error, IntegrityError):  # another driver may have written the same event with another body
+                self._raise_if_another_driver_writes()
             raise
         finally:
             self._in_transaction = False
-        self._take_written()
+        self._apply_written()
 
-    def _refuse_where_another_drives(self) -> None:
-        """Raise, if another driver has started since, or has ended attempts of this one, which it took for dead."""
-        if not self._drives:
+    def _raise_if_another_driver_writes(self) -> None:
+        """Raise if another driver has started since, or has ended attempts of this one, which it took for dead."""
+        if not self._is_driver:
             return
         for event in self._ledger.events(self._stream, after=self.record.read_up_to):
-            if event.kind in ("driver_started", "attempt_ended") and event.driver != self._ledger.driver_id:
+            of_a_driver = event.kind in (DriverStarted.kind, AttemptEnded.kind)
+            if of_a_driver and event.driver != self._ledger.driver_id:
                 from cost.ledger.sweep_lock import SweepLockedError, signer
 
                 with self._ledger.read() as connection:
                     raise SweepLockedError(self._sweep_id, signer(connection, event.driver, event.at_ns))
 
-    def append(self, kind: str, body: Mapping[str, Any], key: str) -> None:
-        """Write one event, and before it the words that were heard."""
-        self._write(NewEvent(kind, body, key))
-        self._drives = self._drives or kind == "driver_started"
+    def append(self, event: JournalEvent) -> None:
+        """Write one event, and before it the messages that wait."""
+        self._write(event)
+        self._is_driver = self._is_driver or isinstance(event, DriverStarted)
 
     def flush(self) -> None:
-        """Write down what was heard."""
+        """Write the messages that wait."""
         self._write()
 
-    def _write(self, *events: NewEvent) -> None:
+    def _write(self, *events: JournalEvent) -> None:
         with self.transaction():
-            if self._words:
-                events = (as_event(self._words), *events)
-            self._written += self._ledger.append_events(self._stream, events)
-            if self._words:
-                self._words = []
+            waiting = [MessagesReported(tuple(self._waiting))] if self._waiting else []
+            entries = [self._entry(event) for event in (*waiting, *events)]
+            self._written += self._ledger.append_events(self._stream, entries)
+            if self._waiting:
+                self._waiting = []
                 self.flushes += 1
 
-    def _take_written(self) -> None:
-        """What this driver wrote it need not read; but where another one wrote between, it reads, to keep the order."""
+    def _entry(self, event: JournalEvent) -> NewEvent:
+        key = event.key or f"{event.kind}:{self._ledger.now_ns()}:{next(self._unkeyed_events)}"
+        return encode(event, key)
+
+    def _apply_written(self) -> None:
+        """Apply this driver's events without reading them back, unless another process wrote in between."""
         written, self._written = self._written, []
         if written and written[0].sequence != self.record.read_up_to + 1:
             self.catch_up()
             return
         for event in written:
-            if event.kind != WORDS:
+            if event.kind != MessagesReported.kind:  # `add_message` has applied them
                 self.record.apply(event)
             self.record.read_up_to = event.sequence
 
-    def planned(self, *, stage: str, machine: str, plan: Plan, config: Mapping[str, Any]) -> None:
-        """The whole plan, as one event, before the first trial."""
-        body = {
-            "stage": stage,
-            "machine": machine,
-            "plan_digest": plan.digest,
-            "points": plan.points,
-            "trials": [to_json(t) for t in plan.trials],
-            "proposals": plan.proposals,
-            "config": config,
-        }
-        self.append("sweep_planned", body, "plan")
-
-    def retry(
-        self,
-        trial_id: str,
-        after_attempt: int,
-        not_before_ns: int,
-        reason: str,
-        micro_batch_tokens: int | None = None,
-        *,
-        forgive: bool = False,
-    ) -> None:
-        """The trial shall be tried again. `forgive`: what it did so far does not count against its retries."""
-        body = {
-            "trial_id": trial_id,
-            "after_attempt": after_attempt,
-            "not_before_ns": not_before_ns,
-            "reason": reason,
-            "micro_batch_tokens": micro_batch_tokens,
-            "forgive": forgive,
-        }
-        self.append("retry", body, f"retry:{trial_id}:{after_attempt}")
-
-    def operator(self, command: str, reason: str, trials: Sequence[str], key: str) -> None:
-        """What a person wants: `stop` the driver, or `cancel` these trials."""
-        self.append("operator", {"command": command, "reason": reason, "trials": list(trials)}, f"operator:{key}")
-
-    def message(self, trial_id: str, attempt: int, sequence: int, message: Event) -> bool:
-        """Hear a word; it is written down soon. Returns False where it was heard before: nothing changes.
+    def add_message(self, trial_id: str, attempt: int, sequence: int, message: Event) -> bool:
+        """Record a trainer message; it is written soon. Returns False, and changes nothing, where it came before.
 
         Raises:
-            IntegrityError: another word of the same number was heard before.
+            IntegrityError: another message of the same number came before.
         """
-        said = word(trial_id, attempt, sequence, self._ledger.now_ns(), message)
-        if sequence < self.record.trials[trial_id].messages:
-            self._check_the_same(said, message)
+        recorded = record_message(trial_id, attempt, sequence, self._ledger.now_ns(), message)
+        if sequence < self.record.trials[trial_id].next_sequence:
+            self._check_repeated(recorded, message)
             return False
-        self._words.append(said)
-        self.record.hear(said, message)
+        self._waiting.append(recorded)
+        self.record.add_message(recorded, message)
         return True
 
     @property
     def flush_is_due(self) -> bool:
-        """Whether words have waited for long enough."""
-        if not self._words:
+        """Whether messages have waited for long enough."""
+        if not self._waiting:
             return False
-        return len(self._words) >= MOST_WORDS or self._ledger.now_ns() - self._words[0].at_ns >= LONGEST_WAIT_NS
+        full = len(self._waiting) >= MAX_WAITING_MESSAGES
+        return full or self._ledger.now_ns() - self._waiting[0].at_ns >= MAX_WAIT_NS
 
-    def attempt_ended(self, trial_id: str, attempt: int, outcome: AttemptOutcome, message: str) -> None:
-        """An attempt is over: how, and what its trial's words add up to by now."""
+    def end_attempt(self, trial_id: str, attempt: int, outcome: AttemptOutcome, message: str) -> None:
+        """Write that an attempt is over, and what its trial's messages add up to."""
         trial = self.record.trials[trial_id]
-        name, summary = f"{trial_id}/{attempt}", trial.summary
-        body = {"trial_id": trial_id, "attempt": attempt, "outcome": outcome, "message": message}
-        body |= {"step": summary.step, "acc": summary.acc}
-        whole = {"trial_id": trial_id, "attempt": attempt, "summary": to_json(summary), "messages": trial.messages}
-        ended = NewEvent("attempt_ended", body, f"attempt_ended:{name}")
-        self._write(ended, NewEvent(SUMMARY, whole, f"summary:{name}"))
+        summary = trial.summary
+        self._write(
+            AttemptEnded(trial_id, attempt, outcome, message, summary.step, summary.acc),
+            TrialSummarised(trial_id, attempt, trial.next_sequence, summary),
+        )
 
-    def _check_the_same(self, said: RecordedMessage, message: Event) -> None:
+    def _check_repeated(self, recorded: RecordedMessage, message: Event) -> None:
         self.flush()
         for event in self._ledger.events(self._stream):
-            for known in words_in(event):
-                if known.name == said.name and _without_replay(known.message) != _without_replay(message):
-                    raise IntegrityError(f"word {said.name} came before as {known.body}, and now as {said.body}")
+            for known in messages_in(event):
+                if known.key == recorded.key and _without_replay(known.message) != _without_replay(message):
+                    raise IntegrityError(
+                        f"message {recorded.key} was received before as {known.body}, and now as {recorded.body}"
+                    )
 
 
 def _without_replay(message: Event) -> Event:
-    """That a step is done again is the driver's remark, not the trainer's word."""
+    """The message as its trainer sent it: the driver marks steps that are done again."""
     return replace(message, replay=False) if isinstance(message, StepReport) else message
 
 
@@ -236,12 +211,13 @@ def sweep_ids(ledger: Ledger) -> list[str]:
 
 
 def sweep_events(ledger: Ledger, sweep_id: str, after: int = 0) -> Iterator[StoredEvent]:
+    """Every event of a sweep, in order; `after`: those with a higher number only."""
     return ledger.events(STREAM_PREFIX + sweep_id, after=after)
 
 
 def decisions(ledger: Ledger, sweep_id: str, without: Iterable[str] = ()) -> Iterator[StoredEvent]:
-    """The events of a sweep without what its trainers said, and without these kinds: few, however many steps it had."""
-    return ledger.events(STREAM_PREFIX + sweep_id, without=NOT_DECIDED.union(without))
+    """The decisions of a sweep, without events of these kinds: few, however many steps the sweep has."""
+    return ledger.events(STREAM_PREFIX + sweep_id, without=REPORT_KINDS.union(without))
 
 
 def replay(sweep_id: str, events: Iterable[StoredEvent]) -> SweepRecord:
@@ -253,25 +229,25 @@ def replay(sweep_id: str, events: Iterable[StoredEvent]) -> SweepRecord:
 
 
 def load(ledger: Ledger, sweep_id: str) -> SweepRecord:
-    """The state of a sweep, as its whole replay would give it.
+    """The state of a sweep, equal to its whole replay.
 
-    Of an attempt that is over, its summary says what its words would: they are read only where there is none.
+    The messages of an attempt that is over are in its trial's summary: only messages without a summary are read.
     """
     record = SweepRecord(sweep_id)
     stream = STREAM_PREFIX + sweep_id
-    unread: dict[str, int] = {}  # by trial, the event after which its words are not in a summary
-    for event in ledger.events(stream, without={WORDS}):
-        record.apply(event)
-        if event.kind == "attempt_started":
-            unread[event.body["trial_id"]] = event.sequence
-        elif event.kind == SUMMARY:
-            del unread[event.body["trial_id"]]
-    decided = record.read_up_to
-    for event in ledger.events(stream, after=min(unread.values(), default=decided)):
-        if event.sequence > decided:  # written after those were read: a driver is at work
-            record.apply(event)
+    unread: dict[str, int] = {}  # by trial, the event after which its messages are in no summary
+    for stored in ledger.events(stream, without={MessagesReported.kind}):
+        event = record.apply(stored)
+        if isinstance(event, AttemptStarted):
+            unread[event.trial_id] = stored.sequence
+        elif isinstance(event, TrialSummarised):
+            del unread[event.trial_id]
+    last = record.read_up_to
+    for stored in ledger.events(stream, after=min(unread.values(), default=last)):
+        if stored.sequence > last:  # a driver wrote it after the events above were read
+            record.apply(stored)
             continue
-        for said in words_in(event):
-            if event.sequence > unread.get(said.trial_id, event.sequence):
-                record.hear(said, said.message)
+        for recorded in messages_in(stored):
+            if stored.sequence > unread.get(recorded.trial_id, stored.sequence):
+                record.add_message(recorded, recorded.message)
     return record

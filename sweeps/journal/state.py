@@ -1,6 +1,6 @@
-"""What the journal knows of a sweep and its trials: the state that the replay of its events gives.
+"""The state of a sweep and its trials: what the replay of the journal's events gives.
 
-Takes in one event after another, reads and writes nothing. `sweeps.journal` keeps the events, and gives these out.
+Applies one event after another; reads and writes nothing. `sweeps.journal.journal` keeps the events.
 """
 
 from __future__ import annotations
@@ -11,10 +11,30 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rl.codec import from_json, message_from_json
 from rl.spec import CheckpointWritten, Event, SetLr, Started, Stop, StopKind
-from sweeps.journal.events import AttemptOutcome, DriverEnd
-from sweeps.journal.messages import WORDS, RecordedMessage, words_in
+from sweeps.journal.event_codec import decode
+from sweeps.journal.events import (
+    AttemptEnded,
+    AttemptOutcome,
+    AttemptStarted,
+    CardsReleased,
+    CheckpointMoved,
+    CommandSent,
+    DriverEnd,
+    DriverEnded,
+    DriverStarted,
+    GateVerdict,
+    JournalEvent,
+    MessagesReported,
+    OperatorRequest,
+    RetryPlanned,
+    SearchEnded,
+    SweepPlanned,
+    TrialProposed,
+    TrialSummarised,
+    WarningIssued,
+)
+from sweeps.journal.messages import RecordedMessage
 from sweeps.journal.trial_summary import TrialSummary
 from sweeps.planning.plan import PlannedTrial
 
@@ -23,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class TrialState(StrEnum):
-    """Where a trial stands. Pruned is not completed, preempted is not failed."""
+    """The state of a trial. Pruned is not completed, preempted is not failed."""
 
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
@@ -36,7 +56,7 @@ class TrialState(StrEnum):
 
 
 UNFINISHED = frozenset({TrialState.PLANNED, TrialState.RUNNING, TrialState.PREEMPTED, TrialState.BUDGET_STOPPED})
-"""A resume goes on with these."""
+"""A resume continues these."""
 
 OUTCOME_STATES: Mapping[AttemptOutcome, TrialState] = {
     AttemptOutcome.COMPLETED: TrialState.COMPLETED,
@@ -65,31 +85,32 @@ class AttemptRecord:
     outcome: AttemptOutcome | None = None
     """None: the attempt runs, or its driver died."""
     message: str = ""
+    """Details of the outcome, for a person."""
     ended_ns: int | None = None
 
 
 @dataclass
 class TrialRecord:
-    """What the journal knows of one trial."""
+    """What the journal records of one trial."""
 
     planned: PlannedTrial
     attempts: list[AttemptRecord] = field(default_factory=list)
     summary: TrialSummary = field(default_factory=TrialSummary)
-    """What its words add up to."""
+    """What the trial's messages add up to."""
     retry_not_before_ns: int | None = None
-    """It waits to be tried again, until this moment at least; None: it does not."""
+    """The trial waits for a retry, until this moment at least (UTC nanoseconds); None: no retry is planned."""
     attempts_forgiven: int = 0
-    """Attempts that do not count against the retries any more: somebody asked for a new start after them."""
-    lr_told: dict[int, float] = field(default_factory=dict)
+    """Attempts that no longer count against the retries: a person asked for a new start after them."""
+    lr_changes: dict[int, float] = field(default_factory=dict)
     """Learning rates that the driver set, by the step after which it did."""
     cancelled: str | None = None
-    """Why a person does not want it any more; None: nobody said so."""
+    """Why a person cancelled the trial; None: the trial is not cancelled."""
     pruned: str | None = None
-    """Why it was told to end early; None: it was not. It ends so, however its attempt does."""
+    """Why the search ended the trial early; None: it did not. A pruned trial stays pruned, however its attempt ends."""
     micro_batch_tokens: int | None = None
-    """What a retry made of `trainer.micro_batch_tokens`; None: as configured."""
-    messages: int = 0
-    """Trainer messages of the current attempt so far: the next one's sequence number."""
+    """`trainer.micro_batch_tokens` after a retry changed it; None: as configured."""
+    next_sequence: int = 0
+    """Number of the next trainer message of the current attempt."""
 
     @property
     def trial_id(self) -> str:
@@ -112,11 +133,11 @@ class TrialRecord:
     @property
     def lr(self) -> float:
         """The learning rate in force, before schedule."""
-        return self.lr_told[max(self.lr_told)] if self.lr_told else self.planned.lr
+        return self.lr_changes[max(self.lr_changes)] if self.lr_changes else self.planned.lr
 
     @property
     def lr_was_raised(self) -> bool:
-        rates = [self.planned.lr, *(self.lr_told[step] for step in sorted(self.lr_told))]
+        rates = [self.planned.lr, *(self.lr_changes[step] for step in sorted(self.lr_changes))]
         return any(after > before for before, after in itertools.pairwise(rates))
 
     @property
@@ -127,15 +148,10 @@ class TrialRecord:
     def checkpoint(self) -> CheckpointWritten | None:
         return self.summary.checkpoint
 
-    def hear(self, said: RecordedMessage, message: Event) -> None:
-        """Take in a word of the attempt that runs."""
-        self.messages = said.sequence + 1
-        self.summary.add(message)
-
 
 @dataclass
 class SweepRecord:
-    """What the journal knows of one sweep."""
+    """What the journal records of one sweep."""
 
     sweep_id: str
     stage: str = ""
@@ -145,22 +161,22 @@ class SweepRecord:
     planned_ns: int = 0
     trials: dict[str, TrialRecord] = field(default_factory=dict)
     proposals: int = 0
-    """Trials that the search proposes in all; 0 where the whole plan was known."""
-    gate: Mapping[str, Any] | None = None
+    """Trials that the search proposes in all; 0 where the whole plan was known from the start."""
+    gate: GateVerdict | None = None
     lease_ids: list[str] = field(default_factory=list)
     ended: DriverEnd | None = None
     """How the last driver ended; None while a driver is at work, or where it died."""
     ended_ns: int | None = None
     last_ns: int = 0
-    """Of the newest event."""
+    """Time of the newest event."""
     read_up_to: int = field(default=0, compare=False)
-    """Number of the newest event that was taken in; those after it are new to it."""
-    operator_commands: int = 0
-    """How many a person has given."""
-    stop_wanted: str | None = None
-    """Why a person wants the driver at work to stop; None: nobody does."""
+    """Number of the newest event that was applied."""
+    operator_requests: int = 0
+    """How many requests of a person are in the journal."""
+    stop_requested: str | None = None
+    """Why a person asked the running driver to stop; None: nobody did."""
     unreleased: list[str] = field(default_factory=list)
-    """Attempts whose processes or cards were still held after they ended, `trial/attempt`."""
+    """Attempts whose processes or cards were still in use after they ended, `trial/attempt`."""
 
     @property
     def simulated(self) -> bool:
@@ -177,111 +193,93 @@ class SweepRecord:
 
     @property
     def left(self) -> int:
-        """Trials that have yet to run, or to go on."""
+        """Trials that have yet to run, or to be continued."""
         return len(self.unfinished) + self.to_propose
 
     @property
-    def closed(self) -> bool:
-        """Nothing is left to do: every trial is over, the gate has judged them, and a driver has closed the books."""
+    def finished(self) -> bool:
+        """Nothing is left to do: every trial is over, the gate was judged, and a driver ended in order."""
         return not self.left and self.gate is not None and self.ended is not None
 
-    def apply(self, event: StoredEvent) -> None:
-        """Take in one event.
+    def apply(self, stored: StoredEvent) -> JournalEvent:
+        """Apply one event of the journal, and return it decoded.
 
         Raises:
-            ValueError: an event of a kind this version does not know; a newer version wrote it.
+            ValueError: an event that this version does not know; a newer version wrote it.
         """
-        self.read_up_to = event.sequence
-        if event.kind == WORDS:
-            for said in words_in(event):
-                self.hear(said, said.message)
-            return
-        handler = getattr(self, f"_on_{event.kind}", None)
-        if handler is None:
-            raise ValueError(
-                f"the journal of {self.sweep_id} has an event of kind {event.kind!r} that this version does not know: "
-                "it was written by a newer one; update this installation"
-            )
-        handler(event.body, event.at_ns)
-        self.last_ns = max(self.last_ns, event.at_ns)
+        self.read_up_to = stored.sequence
+        event = decode(stored)
+        if isinstance(event, MessagesReported):
+            for recorded in event.messages:
+                self.add_message(recorded, recorded.message)
+            return event
+        self._apply(event, stored.at_ns)
+        self.last_ns = max(self.last_ns, stored.at_ns)
+        return event
 
-    def _on_sweep_planned(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self.stage, self.machine, self.config = body["stage"], body["machine"], body["config"]
-        self.plan_digest, self.planned_ns = body["plan_digest"], at_ns
-        self.proposals = body.get("proposals", 0)
-        for row in body["trials"]:
-            self._add(row)
+    def add_message(self, recorded: RecordedMessage, message: Event) -> None:
+        """Apply a trainer message; a driver applies it before it is written."""
+        trial = self.trials[recorded.trial_id]
+        trial.next_sequence = recorded.sequence + 1
+        trial.summary.add(message)
+        self.last_ns = max(self.last_ns, recorded.at_ns)
 
-    def _on_trial_planned(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self._add(body["trial"])
+    def _apply(self, event: JournalEvent, at_ns: int) -> None:
+        match event:
+            case AttemptStarted():
+                trial = self.trials[event.trial_id]
+                trial.next_sequence, trial.retry_not_before_ns = 0, None
+                trial.attempts.append(AttemptRecord(event.attempt, event.lease_id, at_ns, event.from_step))
+            case AttemptEnded():
+                attempt = self.trials[event.trial_id].attempts[-1]
+                attempt.outcome, attempt.message, attempt.ended_ns = event.outcome, event.message, at_ns
+            case TrialSummarised():
+                trial = self.trials[event.trial_id]
+                trial.summary, trial.next_sequence = event.summary, event.messages
+            case CardsReleased():
+                if not event.released:
+                    self.unreleased.append(f"{event.trial_id}/{event.attempt}")
+            case CommandSent():
+                self._apply_command(event)
+            case RetryPlanned():
+                trial = self.trials[event.trial_id]
+                trial.retry_not_before_ns = event.not_before_ns
+                trial.micro_batch_tokens = event.micro_batch_tokens or trial.micro_batch_tokens
+                if event.forgive:
+                    trial.attempts_forgiven = len(trial.attempts)
+            case CheckpointMoved():
+                summary = self.trials[event.trial_id].summary
+                if summary.checkpoint is not None:
+                    summary.checkpoint = replace(summary.checkpoint, step=event.step, path=event.path)
+            case SweepPlanned():
+                self.stage, self.machine, self.config = event.stage, event.machine, event.config
+                self.plan_digest, self.planned_ns, self.proposals = event.plan_digest, at_ns, event.proposals
+                self.trials |= {trial.trial_id: TrialRecord(trial) for trial in event.trials}
+            case TrialProposed():
+                self.trials[event.trial.trial_id] = TrialRecord(event.trial)
+            case SearchEnded():
+                self.proposals = len(self.trials)
+            case DriverStarted():
+                self.ended = self.ended_ns = self.stop_requested = None
+                if event.lease_id not in self.lease_ids:
+                    self.lease_ids.append(event.lease_id)
+            case DriverEnded():
+                self.ended, self.ended_ns = event.end, at_ns
+            case OperatorRequest():
+                self.operator_requests += 1
+                if event.request == "stop":
+                    self.stop_requested = event.reason
+                for trial_id in event.trials:
+                    self.trials[trial_id].cancelled = event.reason
+            case GateVerdict():
+                self.gate = event
+            case WarningIssued():
+                pass
 
-    def _on_search_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self.proposals = len(self.trials)
-
-    def _add(self, row: Mapping[str, Any]) -> None:
-        planned = from_json(PlannedTrial, row)
-        self.trials[planned.trial_id] = TrialRecord(planned)
-
-    def _on_driver_started(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self.ended = self.ended_ns = self.stop_wanted = None
-        if body["lease_id"] not in self.lease_ids:
-            self.lease_ids.append(body["lease_id"])
-
-    def _on_attempt_started(self, body: Mapping[str, Any], at_ns: int) -> None:
-        trial = self.trials[body["trial_id"]]
-        trial.messages, trial.retry_not_before_ns = 0, None
-        trial.attempts.append(AttemptRecord(body["attempt"], body["lease_id"], at_ns, body["from_step"]))
-
-    def hear(self, said: RecordedMessage, message: Event) -> None:
-        """Take in a word, before or after it is written down."""
-        self.trials[said.trial_id].hear(said, message)
-        self.last_ns = max(self.last_ns, said.at_ns)
-
-    def _on_summary(self, body: Mapping[str, Any], at_ns: int) -> None:
-        trial = self.trials[body["trial_id"]]
-        trial.summary, trial.messages = from_json(TrialSummary, body["summary"]), body["messages"]
-
-    def _on_command(self, body: Mapping[str, Any], at_ns: int) -> None:
-        trial, command = self.trials[body["trial_id"]], message_from_json(body["command"])
-        if isinstance(command, SetLr):
-            trial.lr_told[body.get("step", trial.summary.step)] = command.lr
-        if isinstance(command, Stop) and command.kind is StopKind.PRUNED:
-            trial.pruned = command.text
-
-    def _on_operator(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self.operator_commands += 1
-        if body["command"] == "stop":
-            self.stop_wanted = body["reason"]
-        for trial_id in body["trials"]:
-            self.trials[trial_id].cancelled = body["reason"]
-
-    def _on_checkpoint_moved(self, body: Mapping[str, Any], at_ns: int) -> None:
-        """It lies elsewhere than where it was written: it came in an archive, or from a bucket, maybe an older one."""
-        summary = self.trials[body["trial_id"]].summary
-        if summary.checkpoint is not None:
-            summary.checkpoint = replace(summary.checkpoint, step=body["step"], path=body["path"])
-
-    def _on_attempt_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
-        attempt = self.trials[body["trial_id"]].attempts[-1]
-        attempt.outcome = AttemptOutcome(body["outcome"])
-        attempt.message, attempt.ended_ns = body["message"], at_ns
-
-    def _on_retry(self, body: Mapping[str, Any], at_ns: int) -> None:
-        trial = self.trials[body["trial_id"]]
-        trial.retry_not_before_ns = body["not_before_ns"]
-        trial.micro_batch_tokens = body["micro_batch_tokens"] or trial.micro_batch_tokens
-        if body["forgive"]:
-            trial.attempts_forgiven = len(trial.attempts)
-
-    def _on_released(self, body: Mapping[str, Any], at_ns: int) -> None:
-        if not body["released"]:
-            self.unreleased.append(f"{body['trial_id']}/{body['attempt']}")
-
-    def _on_gate(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self.gate = body
-
-    def _on_warning(self, body: Mapping[str, Any], at_ns: int) -> None:
-        pass
-
-    def _on_driver_ended(self, body: Mapping[str, Any], at_ns: int) -> None:
-        self.ended, self.ended_ns = DriverEnd(body["how"]), at_ns
+    def _apply_command(self, event: CommandSent) -> None:
+        trial = self.trials[event.trial_id]
+        match event.command:
+            case SetLr(lr):
+                trial.lr_changes[event.step] = lr
+            case Stop(StopKind.PRUNED, text):
+                trial.pruned = text

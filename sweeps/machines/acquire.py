@@ -21,6 +21,7 @@ from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.driver.finish import snapshot
 from sweeps.driver.resume import database
 from sweeps.driver.session import Session
+from sweeps.journal.events import WarningIssued
 from sweeps.machines import release
 from sweeps.machines.machine import Pricing, hold_machine, machine_instance
 from sweeps.storage.uploads import unsaved
@@ -79,7 +80,7 @@ def leave(session: Session, lease_id: str, going: bool) -> None:
         cost = per_hour(session.pricing)
         text = release.leave(cfg.machine, ledger, lease_id, sweep_id, left, lambda: snapshot(session), per_hour=cost)
         if ledger.lease_state(lease_id).to_ns is None:
-            session.journal.append("warning", {"text": text}, f"machine:{ledger.now_ns()}")
+            session.journal.append(WarningIssued(text))
         snapshot(session)
     else:
         text = release.still_held(cfg, ledger.lease_state(lease_id), per_hour(session.pricing))

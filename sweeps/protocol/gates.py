@@ -6,42 +6,15 @@ A gate is open when no check fails. A check that has nothing to judge says so (`
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rl.tasks.evaluation import paired_difference
 from sweeps.config.types import GateConfig
+from sweeps.journal.events import GateCheck, GateVerdict
 from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
 from sweeps.journal.trial_summary import Worst
 
 
-@dataclass(frozen=True)
-class Check:
-    """One question to the sweep and its answer. `ok` is None where there was nothing to judge."""
-
-    name: str
-    ok: bool | None
-    reason: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a gate says. `forced` is the reason a person gave for passing a closed gate."""
-
-    gate: str
-    checks: tuple[Check, ...]
-    simulated: bool
-    forced: str = ""
-
-    @property
-    def healthy(self) -> bool:
-        return all(c.ok is not False for c in self.checks)
-
-    @property
-    def open(self) -> bool:
-        return self.healthy or bool(self.forced)
-
-
-def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> Verdict:
+def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> GateVerdict:
     """Are the curves of this sweep healthy enough to spend more on the next stage?"""
     checks = (
         _all_steps_done(record, steps),
@@ -51,10 +24,10 @@ def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> Verdict:
         _accuracy_held(record),
         _cards_released(record),
     )
-    return Verdict("metric", checks, record.simulated, cfg.force)
+    return GateVerdict("metric", checks, record.simulated, cfg.force)
 
 
-def _all_steps_done(record: SweepRecord, steps: int) -> Check:
+def _all_steps_done(record: SweepRecord, steps: int) -> GateCheck:
     short = [
         f"{t.trial_id} ({t.state}, step {t.summary.step} of {steps})"
         for t in record.trials.values()
@@ -64,31 +37,31 @@ def _all_steps_done(record: SweepRecord, steps: int) -> Check:
         short.append(f"{record.to_propose} trials that the search has yet to propose")
     pruned = sum(t.state is TrialState.PRUNED for t in record.trials.values())
     if short:
-        return Check("all steps done", False, "not finished: " + ", ".join(short))
+        return GateCheck("all steps done", False, "not finished: " + ", ".join(short))
     if pruned == len(record.trials):
-        return Check("all steps done", False, "every trial was ended early (search.pruning)")
+        return GateCheck("all steps done", False, "every trial was ended early (search.pruning)")
     text = f"{len(record.trials) - pruned} trials of {steps} steps"
-    return Check("all steps done", True, text + (f", {pruned} ended early (search.pruning)" if pruned else ""))
+    return GateCheck("all steps done", True, text + (f", {pruned} ended early (search.pruning)" if pruned else ""))
 
 
-def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> Check:
+def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> GateCheck:
     """On the first update of a rollout nothing has moved yet: pi/pi_old has to be 1."""
     name = "ratio 1 on the first update"
     worst = _worst((t, t.summary.ratio_off) for t in record.trials.values())
     if worst is None:
-        return Check(name, None, "no step had an update on fresh rollouts")
+        return GateCheck(name, None, "no step had an update on fresh rollouts")
     where = f"largest distance {worst[0]:.2g} ({worst[1]}), allowed {tolerance:g}"
-    return Check(name, worst[0] <= tolerance, where)
+    return GateCheck(name, worst[0] <= tolerance, where)
 
 
-def _sampler_agrees(record: SweepRecord, limit: float) -> Check:
+def _sampler_agrees(record: SweepRecord, limit: float) -> GateCheck:
     """What sampled and what is trained are the same policy up to rounding; stale weights differ by far more."""
     name = "sampler agrees with learner"
     worst = _worst((t, t.summary.logp_diff) for t in record.trials.values())
     if worst is None:
-        return Check(name, None, "no step had fresh rollouts")
+        return GateCheck(name, None, "no step had fresh rollouts")
     where = f"largest mean |dlogp| {worst[0]:.2g} ({worst[1]}), allowed {limit:g}"
-    return Check(name, worst[0] <= limit, where)
+    return GateCheck(name, worst[0] <= limit, where)
 
 
 def _worst(found: Iterable[tuple[TrialRecord, Worst | None]]) -> tuple[float, str] | None:
@@ -100,7 +73,7 @@ def _worst(found: Iterable[tuple[TrialRecord, Worst | None]]) -> tuple[float, st
     return worst.value, f"{trial.trial_id} step {worst.step}"
 
 
-def _accuracy_held(record: SweepRecord) -> Check:
+def _accuracy_held(record: SweepRecord) -> GateCheck:
     """At least one trial did not lose accuracy: its paired difference by question does not lie below 0 (95 %)."""
     judged, fell = 0, []
     for trial in record.trials.values():
@@ -112,24 +85,24 @@ def _accuracy_held(record: SweepRecord) -> Check:
         if change.high < 0:
             fell.append(f"{trial.trial_id} by {-change.value:.2f}")
     if not judged:
-        return Check("accuracy held", None, "no trial was evaluated before and after")
+        return GateCheck("accuracy held", None, "no trial was evaluated before and after")
     if not fell:
-        return Check("accuracy held", True, f"no trial lost accuracy, of {judged}")
-    return Check("accuracy held", len(fell) < judged, f"fell in {len(fell)} of {judged} trials: " + ", ".join(fell))
+        return GateCheck("accuracy held", True, f"no trial lost accuracy, of {judged}")
+    return GateCheck("accuracy held", len(fell) < judged, f"fell in {len(fell)} of {judged} trials: " + ", ".join(fell))
 
 
-def _finite(record: SweepRecord) -> Check:
+def _finite(record: SweepRecord) -> GateCheck:
     for trial in record.trials.values():
         if bad := trial.summary.not_finite:
-            return Check("finite numbers", False, f"{', '.join(bad.names)} of {trial.trial_id} at step {bad.step}")
+            return GateCheck("finite numbers", False, f"{', '.join(bad.names)} of {trial.trial_id} at step {bad.step}")
     judged = sum(trial.summary.step for trial in record.trials.values())
     if not judged:
-        return Check("finite numbers", None, "no step was reported")
-    return Check("finite numbers", True, f"every curve of {judged} steps")
+        return GateCheck("finite numbers", None, "no step was reported")
+    return GateCheck("finite numbers", True, f"every curve of {judged} steps")
 
 
-def _cards_released(record: SweepRecord) -> Check:
+def _cards_released(record: SweepRecord) -> GateCheck:
     if record.unreleased:
         held = ", ".join(record.unreleased)
-        return Check("cards released", False, f"processes or cards were still held after the end of {held}")
-    return Check("cards released", True, "every attempt's processes ended and its cards came back")
+        return GateCheck("cards released", False, f"processes or cards were still held after the end of {held}")
+    return GateCheck("cards released", True, "every attempt's processes ended and its cards came back")

@@ -70,7 +70,7 @@ def promotion(records: Sequence[SweepRecord], cfg: SweepConfig) -> Promotion:
         for r in records
         if r.stage == below and (simulated or not r.simulated) and (tried := _config_with(r, recipe)) is not None
     ]
-    opened = [(r, tried) for r, tried in same if r.gate and r.gate["open"]]
+    opened = [(r, tried) for r, tried in same if r.gate and r.gate.open]
     if not opened:
         return Promotion(None, (), "" if cfg.gate.start_anyway else _closed(cfg, below, [r for r, _ in same]))
     newest, tried = opened[-1]

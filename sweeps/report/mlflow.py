@@ -14,11 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl.codec import from_json
 from rl.spec import EvalReport, Started, StepReport
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.event_codec import decode
+from sweeps.journal.events import (
+    AttemptEnded,
+    AttemptStarted,
+    DriverEnd,
+    DriverEnded,
+    GateVerdict,
+    MessagesReported,
+    SweepPlanned,
+    TrialProposed,
+)
 from sweeps.journal.journal import OUTCOME_STATES, TrialState, sweep_events
-from sweeps.journal.messages import RecordedMessage, words_in
+from sweeps.journal.messages import RecordedMessage
 from sweeps.journal.metrics import step_metrics
 from sweeps.planning.plan import PlannedTrial
 
@@ -155,62 +164,65 @@ class Delivery:
             self._client.set_tag(self._parent, CURSOR_TAG, str(last))
             self._cursor = last
 
-    def _take(self, ledger: Ledger, event: StoredEvent, metrics: dict[str, list[Any]]) -> None:
-        body = event.body
-        match event.kind:
-            case "sweep_planned":
-                self._plan(body, _ms(event.at_ns))
-            case "trial_planned":
-                plan = next(e.body for e in sweep_events(ledger, self._sweep_id) if e.kind == "sweep_planned")
-                self._trial(plan, body["trial"], _ms(event.at_ns))
-            case "attempt_started":
-                run_id = self._runs[body["trial_id"]]
+    def _take(self, ledger: Ledger, stored: StoredEvent, metrics: dict[str, list[Any]]) -> None:
+        at_ms = _ms(stored.at_ns)
+        match event := decode(stored):
+            case MessagesReported():
+                for recorded in event.messages:
+                    self._message(recorded, metrics)
+            case SweepPlanned():
+                self._plan(event, at_ms)
+            case TrialProposed():
+                self._trial(self._read_plan(ledger), event.trial, at_ms)
+            case AttemptStarted():
+                run_id = self._runs[event.trial_id]
                 self._client.update_run(run_id, "RUNNING")
-                self._client.set_tag(run_id, "attempts", str(body["attempt"]))
-            case "messages":
-                for said in words_in(event):
-                    self._message(said, metrics)
-            case "attempt_ended":
-                run_id, state = self._runs[body["trial_id"]], OUTCOME_STATES[AttemptOutcome(body["outcome"])]
+                self._client.set_tag(run_id, "attempts", str(event.attempt))
+            case AttemptEnded():
+                run_id, state = self._runs[event.trial_id], OUTCOME_STATES[event.outcome]
                 self._flush(run_id, metrics)
                 self._client.set_tag(run_id, "state", str(state))
-                if body["message"]:
-                    self._client.set_tag(run_id, "message", body["message"][:4000])
-                self._client.set_terminated(run_id, _STATUS.get(state, "KILLED"), _ms(event.at_ns))
-            case "gate":
+                if event.message:
+                    self._client.set_tag(run_id, "message", event.message[:4000])
+                self._client.set_terminated(run_id, _STATUS.get(state, "KILLED"), at_ms)
+            case GateVerdict():
                 assert self._parent is not None
-                self._client.set_tag(self._parent, f"gate.{body['gate']}", "open" if body["open"] else "closed")
-            case "driver_ended":
+                self._client.set_tag(self._parent, f"gate.{event.gate}", "open" if event.open else "closed")
+            case DriverEnded():
                 assert self._parent is not None
-                status = {"done": "FINISHED", "failed": "FAILED"}.get(body["how"], "KILLED")
-                self._client.set_terminated(self._parent, status, _ms(event.at_ns))
+                status = {DriverEnd.DONE: "FINISHED", DriverEnd.FAILED: "FAILED"}.get(event.end, "KILLED")
+                self._client.set_terminated(self._parent, status, at_ms)
 
-    def _plan(self, body: Mapping[str, Any], at_ms: int) -> None:
+    def _read_plan(self, ledger: Ledger) -> SweepPlanned:
+        first = decode(next(sweep_events(ledger, self._sweep_id)))
+        assert isinstance(first, SweepPlanned)
+        return first
+
+    def _plan(self, plan: SweepPlanned, at_ms: int) -> None:
         if self._parent is None:
-            tags = _tags(self._sweep_id, body)
+            tags = _tags(self._sweep_id, plan)
             run = self._client.create_run(self.experiment_id, at_ms, tags, run_name=self._sweep_id)
             self._parent = run.info.run_id
-        # Of runs that are there already too: whoever made them may have died before this.
-        self._params(self._parent, _flat(body["config"]))
-        for trial in body["trials"]:
-            self._trial(body, trial, at_ms)
+        # Also for a run that exists: the process that created it may have died before it set them.
+        self._params(self._parent, _flat(plan.config))
+        for trial in plan.trials:
+            self._trial(plan, trial, at_ms)
 
-    def _trial(self, plan: Mapping[str, Any], trial: Mapping[str, Any], at_ms: int) -> None:
-        """The run of a trial that was planned or proposed, with what its point makes of the configuration."""
-        planned = from_json(PlannedTrial, trial)
+    def _trial(self, plan: SweepPlanned, planned: PlannedTrial, at_ms: int) -> None:
+        """The run of a trial that was planned or proposed, with the configuration at its point."""
         if planned.trial_id not in self._runs:
             tags = {**_tags(self._sweep_id, plan), "trial_id": planned.trial_id, "state": "PLANNED"}
             tags["mlflow.parentRunId"] = self._parent or ""
             name = f"{planned.label} {planned.trial_id[:6]}"
             run = self._client.create_run(self.experiment_id, at_ms, tags, run_name=name)
             self._runs[planned.trial_id] = run.info.run_id
-        point = {k: trial[k] for k in ("prompts_per_step", "group_size", "lr", "lr_scaling", "seed")}
-        recipe = _flat({k: plan["config"][k] for k in ("model", "task", "algorithm")})
+        point = {k: getattr(planned, k) for k in ("prompts_per_step", "group_size", "lr", "lr_scaling", "seed")}
+        recipe = _flat({k: plan.config[k] for k in ("model", "task", "algorithm")})
         self._params(self._runs[planned.trial_id], point | recipe | dict(planned.overrides))
 
-    def _message(self, said: RecordedMessage, metrics: dict[str, list[Any]]) -> None:
-        run_id, trial_id, at_ms = self._runs[said.trial_id], said.trial_id, _ms(said.at_ns)
-        match said.message:
+    def _message(self, recorded: RecordedMessage, metrics: dict[str, list[Any]]) -> None:
+        run_id, trial_id, at_ms = self._runs[recorded.trial_id], recorded.trial_id, _ms(recorded.at_ns)
+        match recorded.message:
             case Started() as started:
                 self._cards[trial_id] = started.cards
                 for key in ("cards", "engine", "device", "parameters"):
@@ -250,9 +262,9 @@ class Delivery:
             self._client.log_batch(run_id, params=params[start : start + 100])
 
 
-def _tags(sweep_id: str, plan: Mapping[str, Any]) -> dict[str, str]:
-    tags = {"sweep_id": sweep_id, "stage": plan["stage"], "machine": plan["machine"]}
-    return tags | {"simulated": "true"} if plan["config"]["trainer"]["name"] == "simulated" else tags
+def _tags(sweep_id: str, plan: SweepPlanned) -> dict[str, str]:
+    tags = {"sweep_id": sweep_id, "stage": plan.stage, "machine": plan.machine}
+    return tags | {"simulated": "true"} if plan.config["trainer"]["name"] == "simulated" else tags
 
 
 def _client(uri: str) -> MlflowClient:

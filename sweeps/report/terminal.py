@@ -23,10 +23,10 @@ from sweeps.config.axes import DIGITS, Axis
 from sweeps.config.points import with_values
 from sweeps.config.types import SweepConfig
 from sweeps.forecast.step_time import StepTime
+from sweeps.journal.events import GateVerdict
 from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
 from sweeps.journal.trial_summary import Evaluation, TrialSummary
 from sweeps.planning.plan import Plan
-from sweeps.protocol.gates import Verdict
 from sweeps.protocol.lr_rule import advise
 
 WIDTH = 100
@@ -289,7 +289,7 @@ def _interval(report: Evaluation | None) -> str:
     return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
-def print_gate(console: Console, verdict: Verdict) -> None:
+def print_gate(console: Console, verdict: GateVerdict) -> None:
     word = "open" if verdict.healthy else f"closed, passed by force: {verdict.forced}" if verdict.open else "closed"
     style = "green" if verdict.healthy else "yellow" if verdict.open else "red"
     suffix = " (simulated: it says nothing of a real run)" if verdict.simulated else ""

@@ -1,4 +1,4 @@
-"""The story of one sweep for a person: its events in time order, each in a few words, and what they had cost.
+"""The timeline of one sweep for a person: its events in time order, each in a few words, and what they had cost.
 
 Money comes from the ledger at today's price book: of each attempt that ended what it cost, of each driver that ended
 what its sweep had cost until then. Pure but for reading; nothing here decides or writes.
@@ -6,17 +6,45 @@ what its sweep had cost until then. Pure but for reading; nothing here decides o
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cost.money import Money
-from rl.codec import message_from_json
-from sweeps.journal.events import AttemptOutcome
+from rl.spec import (
+    CheckpointWritten,
+    Command,
+    EvalReport,
+    Event,
+    Finished,
+    RoleRestarted,
+    SetLr,
+    Started,
+    StepReport,
+    Stop,
+)
+from sweeps.journal.event_codec import decode
+from sweeps.journal.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CardsReleased,
+    CheckpointMoved,
+    CommandSent,
+    DriverEnded,
+    DriverStarted,
+    GateVerdict,
+    JournalEvent,
+    MessagesReported,
+    OperatorRequest,
+    RetryPlanned,
+    SearchEnded,
+    SweepPlanned,
+    TrialProposed,
+    TrialSummarised,
+    WarningIssued,
+)
 from sweeps.journal.journal import OUTCOME_STATES, SweepRecord, TrialState
-from sweeps.journal.messages import SUMMARY, words_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,13 +58,13 @@ UNPRICED = "UNPRICED"
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """One line of the story."""
+    """One line of the timeline."""
 
     at_ns: int
     kind: str
     text: str
     money: str = ""
-    """What it cost, or had cost by then; empty where the event says nothing of money."""
+    """What it cost, or had cost by then; empty where the event has no cost."""
     style: str = ""
     """A colour for what a person looks for first."""
 
@@ -90,16 +118,19 @@ def read_costs(ledger: Ledger, sweep_id: str, moments: list[int], now_ns: int, s
     return Costs((line for line in found.lines if line.sweep_id == sweep_id), show)
 
 
-def story(events: Iterable[StoredEvent], costs: Costs | None = None) -> Iterator[TimelineRow]:
-    """The lines of some events; of every word that a trainer said, where the events have them."""
-    for event in events:
-        said = False
-        for word in words_in(event):
-            said = True
-            yield TimelineRow(word.at_ns, "message", _said(f"{word.trial_id}/{word.attempt}", word.body))
-        if not said and event.kind != SUMMARY:
-            text, money, style = told(event.kind, event.body), _money(event, costs), _style(event.kind, event.body)
-            yield TimelineRow(event.at_ns, event.kind, text, money, style)
+def timeline(events: Iterable[StoredEvent], costs: Costs | None = None) -> Iterator[TimelineRow]:
+    """A row for each of these events, and for each trainer message in them."""
+    for stored in events:
+        match event := decode(stored):
+            case MessagesReported():
+                for recorded in event.messages:
+                    text = _message_text(f"{recorded.trial_id}/{recorded.attempt}", recorded.message)
+                    yield TimelineRow(recorded.at_ns, "message", text)
+            case TrialSummarised():
+                pass  # it repeats what the messages reported
+            case _:
+                money = _money(event, stored.at_ns, costs)
+                yield TimelineRow(stored.at_ns, stored.kind, event_text(event), money, _style(event))
 
 
 def still_running(record: SweepRecord, costs: Costs, now_ns: int) -> Iterator[TimelineRow]:
@@ -107,102 +138,99 @@ def still_running(record: SweepRecord, costs: Costs, now_ns: int) -> Iterator[Ti
     for trial in record.trials.values():
         if trial.state is TrialState.RUNNING:
             attempt = trial.attempts[-1].attempt
-            text = f"{trial.trial_id}/{attempt} has not ended, or nobody was there to see it"
+            text = f"{trial.trial_id}/{attempt} has not ended, or its driver died"
             yield TimelineRow(now_ns, "running", text, f"{costs.of_attempt(trial.trial_id, attempt)} so far".strip())
 
 
-def told(kind: str, body: Mapping[str, Any]) -> str:
-    """An event in a few words."""
-    who = f"{body['trial_id']}/{body['attempt']}" if "attempt" in body else body.get("trial_id", "")
-    match kind:
-        case "sweep_planned":
-            count = len(body["trials"]) + body.get("proposals", 0)
-            return f"planned: {count} trials of stage {body['stage']} on {body['machine']}"
-        case "trial_planned":
-            trial = body["trial"]
-            size = f"{trial['prompts_per_step']}x{trial['group_size']}"
-            return f"proposed: {size} {'='.join(trial['names'])}, lr {trial['lr']:.3g}"
-        case "search_ended":
-            return f"the search proposes no more than {body['trials']} trials"
-        case "driver_started":
-            return f"driver started (process {body['pid']}), lease {body['lease_id']}"
-        case "attempt_started":
-            aside = f", {body['reserved']} set aside ({body['reserved_by']})" if body.get("reserved") else ""
-            return f"{who} started" + (f" from step {body['from_step']}" if body["from_step"] else "") + aside
-        case "command":
-            return f"{who} told: {_command(body['command'])}"
-        case "attempt_ended":
-            step = f" at step {body['step']}" if body.get("step") else ""
-            acc = f", acc {body['acc']:.3f}" if body.get("acc") is not None else ""
-            return f"{who} {body['outcome']}{step}{acc}" + (f": {body['message']}" if body["message"] else "")
-        case "retry":
-            return f"{who} will be tried again: {body['reason']}"
-        case "operator":
-            which = f" {len(body['trials'])} trials" if body["trials"] else ""
-            return f"somebody said: {body['command']}{which} ({body['reason']})"
-        case "checkpoint_moved":
-            return f"{who} goes on from step {body['step']}, found in {body['source']}"
-        case "released":
-            return f"{who} cards are back" if body["released"] else f"{who} CARDS OR PROCESSES STILL HELD"
-        case "gate":
-            return f"{body['gate']} gate {gate_word(body)}" + (f": {body['forced']}" if body["forced"] else "")
-        case "warning":
-            return f"warning: {body['text']}"
-        case "driver_ended":
-            return f"driver ended: {body['how']}" + (f" ({body['why']})" if body.get("why") else "")
+def event_text(event: JournalEvent) -> str:
+    """A decision in a few words."""
+    match event:
+        case SweepPlanned():
+            count = len(event.trials) + event.proposals
+            return f"planned: {count} trials of stage {event.stage} on {event.machine}"
+        case TrialProposed():
+            trial = event.trial
+            return f"proposed: {trial.prompts_per_step}x{trial.group_size} {'='.join(trial.names)}, lr {trial.lr:.3g}"
+        case SearchEnded():
+            return f"the search ended with {event.trials} trials"
+        case DriverStarted():
+            return f"driver started (process {event.pid}), lease {event.lease_id}"
+        case AttemptStarted():
+            resumed = f" from step {event.from_step}" if event.from_step else ""
+            reserved = f", reserved {event.reserved} ({event.reserved_by})" if event.reserved is not None else ""
+            return f"{_attempt(event)} started{resumed}{reserved}"
+        case CommandSent():
+            return f"{_attempt(event)} received: {_command_text(event.command)}"
+        case AttemptEnded():
+            step = f" at step {event.step}" if event.step else ""
+            acc = f", acc {event.acc:.3f}" if event.acc is not None else ""
+            return f"{_attempt(event)} {event.outcome}{step}{acc}" + (f": {event.message}" if event.message else "")
+        case RetryPlanned():
+            return f"{event.trial_id} is retried: {event.reason}"
+        case OperatorRequest():
+            trials = f" {len(event.trials)} trials" if event.trials else ""
+            return f"operator request: {event.request}{trials} ({event.reason})"
+        case CheckpointMoved():
+            return f"{event.trial_id} resumes from step {event.step}, found in {event.source}"
+        case CardsReleased():
+            return f"{_attempt(event)} " + ("cards are back" if event.released else "CARDS OR PROCESSES STILL IN USE")
+        case GateVerdict():
+            return f"{event.gate} gate {event.status}" + (f": {event.forced}" if event.forced else "")
+        case WarningIssued():
+            return f"warning: {event.text}"
+        case DriverEnded():
+            return f"driver ended: {event.end}" + (f" ({event.text})" if event.text else "")
+        case MessagesReported() | TrialSummarised():
+            return event.kind
+
+
+def _attempt(event: AttemptStarted | AttemptEnded | CommandSent | CardsReleased) -> str:
+    return f"{event.trial_id}/{event.attempt}"
+
+
+def _money(event: JournalEvent, at_ns: int, costs: Costs | None) -> str:
+    match event:
+        case AttemptEnded() if costs is not None:
+            return costs.of_attempt(event.trial_id, event.attempt)
+        case DriverEnded() if costs is not None:
+            return f"{costs.until(at_ns)} in all".strip()
         case _:
-            return f"{who} {kind}".strip()
+            return ""
 
 
-def gate_word(gate: Mapping[str, Any]) -> str:
-    return "closed" if not gate["open"] else "open" if gate["healthy"] else "open by force"
-
-
-def _money(event: StoredEvent, costs: Costs | None) -> str:
-    if costs is None:
-        return ""
-    if event.kind == "attempt_ended":
-        return costs.of_attempt(event.body["trial_id"], event.body["attempt"])
-    if event.kind == "driver_ended":
-        return f"{costs.until(event.at_ns)} in all".strip()
-    return ""
-
-
-def _style(kind: str, body: Mapping[str, Any]) -> str:
-    match kind:
-        case "attempt_ended":
-            state = OUTCOME_STATES[AttemptOutcome(body["outcome"])]
+def _style(event: JournalEvent) -> str:
+    match event:
+        case AttemptEnded():
+            state = OUTCOME_STATES[event.outcome]
             return {TrialState.COMPLETED: "green", TrialState.FAILED: "red"}.get(state, "yellow")
-        case "gate":
-            return "green" if body["open"] else "red"
-        case "released":
-            return "" if body["released"] else "yellow"
-        case "warning":
+        case GateVerdict():
+            return "green" if event.open else "red"
+        case WarningIssued() | CardsReleased(released=False):
             return "yellow"
         case _:
             return ""
 
 
-def _said(who: str, message: Mapping[str, Any]) -> str:
-    step = f" step {message['step']}" if "step" in message else ""
-    match message["type"]:
-        case "started":
-            return f"{who} ready after{step}"
-        case "step":
-            return f"{who} did{step}" + (" again" if message["replay"] else "")
-        case "eval":
-            accuracy = message_from_json(message).accuracy
-            acc = "" if accuracy is None else f": acc {accuracy:.3f}"
-            return f"{who} evaluated after{step}{acc}"
-        case kind:
-            return f"{who} {kind}{step}"
+def _message_text(attempt: str, message: Event) -> str:
+    match message:
+        case Started():
+            return f"{attempt} ready after step {message.step}"
+        case StepReport():
+            return f"{attempt} did step {message.step}" + (" again" if message.replay else "")
+        case EvalReport():
+            acc = "" if message.accuracy is None else f": acc {message.accuracy:.3f}"
+            return f"{attempt} evaluated after step {message.step}{acc}"
+        case RoleRestarted():
+            return f"{attempt} restarted {message.role} {message.index}: {message.reason}"
+        case CheckpointWritten() | Finished():
+            return f"{attempt} {message.type} step {message.step}"
 
 
-def _command(command: Mapping[str, Any]) -> str:
-    match command["type"]:
-        case "set_lr":
-            return f"lr {command['lr']:.3g}"
-        case "stop":
-            return f"stop ({command['kind']}: {command['text']})" if command["text"] else f"stop ({command['kind']})"
+def _command_text(command: Command) -> str:
+    match command:
+        case SetLr():
+            return f"lr {command.lr:.3g}"
+        case Stop():
+            return f"stop ({command.kind}: {command.text})" if command.text else f"stop ({command.kind})"
         case _:
-            return json.dumps(command)
+            return command.type

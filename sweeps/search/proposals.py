@@ -18,9 +18,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl.codec import to_json
 from sweeps.config.axes import Axis, axes, draws
 from sweeps.config.types import SweepConfig
+from sweeps.journal.events import SearchEnded, TrialProposed
 from sweeps.journal.journal import UNFINISHED, Journal, SweepRecord, TrialRecord, TrialState
 from sweeps.planning.plan import PlannedTrial, resolve
 from sweeps.search.pruning import curve
@@ -69,9 +69,9 @@ class Proposer:
         trials = self.next_point(record)[: record.to_propose]
         with journal.transaction():
             for trial in trials:
-                journal.append("trial_planned", {"trial": to_json(trial)}, f"trial_planned:{trial.trial_id}")
+                journal.append(TrialProposed(trial))
             if not trials:
-                journal.append("search_ended", {"trials": len(record.trials)}, f"search_ended:{len(record.trials)}")
+                journal.append(SearchEnded(len(record.trials)))
         return [t.trial_id for t in trials]
 
     def next_point(self, record: SweepRecord) -> list[PlannedTrial]:

@@ -23,7 +23,7 @@ from cost.copies.s3_snapshot import fetch
 from cost.ledger.ledger import Ledger
 from cost.records import IntegrityError, LedgerError, NoLedgerError
 from sweeps.config.overrides import CONF_DIR
-from sweeps.journal.messages import STREAM_PREFIX
+from sweeps.journal.journal import STREAM_PREFIX
 from sweeps.storage import s3_checkpoints
 from sweeps.storage.pack import CACHE, CHECKPOINTS, FORMAT, LEDGER, MANIFEST, PRICES, SWEEPS
 

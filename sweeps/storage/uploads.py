@@ -21,8 +21,10 @@ from cost.ledger.ledger import Ledger
 from rl.codec import from_json
 from rl.spec import CheckpointWritten, EvalReport
 from sweeps.config.types import StorageConfig
+from sweeps.journal.event_codec import messages_in
+from sweeps.journal.events import CheckpointMoved
 from sweeps.journal.journal import Journal, SweepRecord, sweep_events
-from sweeps.journal.messages import RecordedMessage, words_in
+from sweeps.journal.messages import RecordedMessage
 from sweeps.storage import s3_checkpoints
 from sweeps.storage.s3_checkpoints import MANIFEST, CheckpointId, Place, Retention
 
@@ -138,7 +140,7 @@ class Delivery:
         news = False
         for event in sweep_events(ledger, self._place.sweep_id, after=self._cursor):
             self._cursor = event.sequence
-            for said in words_in(event):
+            for said in messages_in(event):
                 if said.body["type"] in (CheckpointWritten.type, EvalReport.type):
                     self._hear(said)
                     news = True
@@ -393,8 +395,7 @@ def first_line(error: BaseException) -> str:
 
 def _moved(journal: Journal, trial_id: str, step: int, path: Path, source: str) -> None:
     attempts = len(journal.record.trials[trial_id].attempts)
-    body = {"trial_id": trial_id, "step": step, "path": str(path), "source": source}
-    journal.append("checkpoint_moved", body, f"checkpoint_moved:{trial_id}:{attempts}:{step}:{path}")
+    journal.append(CheckpointMoved(trial_id, attempts, step, str(path), source))
 
 
 def _patiently(bucket: Bucket, ask: Callable[[Any], T]) -> T:

@@ -29,8 +29,9 @@ from rl.spec import StepReport
 from rl.trainers.simulated import SimulatedTrainer
 from sweeps.config.overrides import CONF_DIR
 from sweeps.config.types import SweepConfig
+from sweeps.journal.event_codec import messages_in
 from sweeps.journal.journal import SweepRecord, TrialState, load, sweep_events, sweep_ids
-from sweeps.journal.messages import Reports, reports, words_in
+from sweeps.journal.trial_reports import TrialReports, trial_reports
 from sweeps.planning.plan import PlannedTrial, make_plan, trial_spec
 from tests.chaos import endings
 from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTUP_S, STEP_S, Plan
@@ -65,7 +66,7 @@ def problems(plan: Plan, cfg: SweepConfig, lines: Sequence[Mapping[str, Any]]) -
         record = load(ledger, sweeps[0])
         return [
             *_trials(plan, record),
-            *_steps(cfg, plan, record, reports(ledger, record.sweep_id)),
+            *_steps(cfg, plan, record, trial_reports(ledger, record.sweep_id)),
             *_reports(ledger, record),
             *endings.early(plan, cfg, record, sweep_events(ledger, record.sweep_id)),
             *_runs(record, held(lines)),
@@ -89,7 +90,7 @@ def closed(root: Path) -> bool:
         return False
     try:
         with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
-            return any(load(ledger, sweep_id).closed for sweep_id in sweep_ids(ledger))
+            return any(load(ledger, sweep_id).finished for sweep_id in sweep_ids(ledger))
     except NoLedgerError:
         return False
 
@@ -129,14 +130,14 @@ def _trials(plan: Plan, record: SweepRecord) -> Iterator[str]:
             yield f"{trial.trial_id} has attempts {[a.attempt for a in trial.attempts]}"
 
 
-def _steps(cfg: SweepConfig, plan: Plan, record: SweepRecord, found: Mapping[str, Reports]) -> Iterator[str]:
+def _steps(cfg: SweepConfig, plan: Plan, record: SweepRecord, found: Mapping[str, TrialReports]) -> Iterator[str]:
     """The final record has every step once, with what the trainer says when nobody interrupts it."""
     whole = make_plan(cfg)
     if len(record.trials) != whole.size or not {t.trial_id for t in whole.trials} <= record.trials.keys():
         yield f"the plan has {whole.size} trials, and the journal {len(record.trials)}"
     for trial in record.trials.values():
         planned = trial.planned
-        said, last = found.get(trial.trial_id, Reports()), plan.steps
+        said, last = found.get(trial.trial_id, TrialReports()), plan.steps
         if trial.state is TrialState.PRUNED:
             last = trial.summary.accuracies[-1].step
         if sorted(said.steps) != list(range(1, last + 1)):
@@ -171,7 +172,7 @@ def _reports(ledger: Ledger, record: SweepRecord) -> Iterator[str]:
     raised: dict[str, set[int]] = defaultdict(set)
     step: dict[str, Mapping[str, Any]] = {}
     for event in sweep_events(ledger, record.sweep_id):
-        for said in words_in(event):
+        for said in messages_in(event):
             if said.body["type"] == "step":
                 step[said.trial_id] = said.body
                 if not said.body["replay"]:
@@ -310,7 +311,7 @@ def mlflow_problems(cfg: SweepConfig) -> Iterator[str]:
         record = load(ledger, sweep_ids(ledger)[-1])
         delivery = Delivery(uri, cfg.tracking.experiment, root / "mlartifacts", record.sweep_id)
         delivery.deliver(ledger)
-        said = reports(ledger, record.sweep_id)
+        said = trial_reports(ledger, record.sweep_id)
         last = max(event.sequence for event in sweep_events(ledger, record.sweep_id))
     client = MlflowClient(uri)
     runs = client.search_runs([delivery.experiment_id])

@@ -11,8 +11,8 @@ from fractions import Fraction
 from cost.records import StoredEvent
 from rl.spec import EvalReport
 from sweeps.config.types import SweepConfig
+from sweeps.journal.event_codec import messages_in
 from sweeps.journal.journal import SweepRecord
-from sweeps.journal.messages import words_in
 from tests.chaos.killing import Plan
 
 
@@ -55,7 +55,7 @@ def early(plan: Plan, cfg: SweepConfig, record: SweepRecord, events: Iterable[St
         due.clear()
         if event.kind == "attempt_started" and event.body["trial_id"] in told:
             yield f"{event.body['trial_id']} was ended early, and started again"
-        for said in words_in(event):
+        for said in messages_in(event):
             if isinstance(said.message, EvalReport) and _must_end(plan, cfg, trials, said.trial_id, said.message):
                 due[said.trial_id] = said.message.step
     if told != {t.trial_id for t in record.trials.values() if t.pruned}:

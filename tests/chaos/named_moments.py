@@ -109,9 +109,10 @@ def lose_lock(url: str | None, root: Path) -> None:
 
 
 def _stopped(cfg: Any, log: Path, moment: str) -> int:
+    from sweeps.journal.events import JournalEvent, SweepPlanned
     from sweeps.journal.journal import Journal
 
-    write, planned, left = Witness.write, Journal.planned, 3
+    write, append, left = Witness.write, Journal.append, 3
 
     def write_and_stop(self: Witness, what: str, **more: Any) -> None:
         nonlocal left
@@ -121,13 +122,14 @@ def _stopped(cfg: Any, log: Path, moment: str) -> int:
             left = -1
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def plan_and_stop(self: Journal, **more: Any) -> None:
-        planned(self, **more)
-        os.kill(os.getpid(), signal.SIGSTOP)
+    def append_plan_and_stop(self: Journal, event: JournalEvent) -> None:
+        append(self, event)
+        if isinstance(event, SweepPlanned):
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     Witness.write = write_and_stop
     if moment == "planned":
-        Journal.planned = plan_and_stop
+        Journal.append = append_plan_and_stop
     return drive(cfg, log, 0, 0, mlflow=False)
 
 

@@ -16,9 +16,9 @@ from cost.ledger import queries
 from cost.ledger.ledger import Ledger
 from rl.spec import Command, Event
 from sweeps.executors import Attempt
+from sweeps.journal.event_codec import messages_in
 from sweeps.journal.events import AttemptOutcome
-from sweeps.journal.journal import load, sweep_events
-from sweeps.journal.messages import NOT_DECIDED, words_in
+from sweeps.journal.journal import REPORT_KINDS, load, sweep_events
 from sweeps.report.mlflow import Tracker
 from tests.chaos.broken import break_and_resume
 from tests.chaos.mlflow_server import a_server
@@ -88,11 +88,11 @@ def test_whatever_is_told_twice_counts_once_in_the_record_and_in_the_books(tmp_p
 def what_happened(sweep: Sweep, folder: Path) -> Any:
     """All that the journal and the ledger hold, without the names of folders and how words were written together."""
     events = [e for e in sweep_events(sweep.ledger, "smoke-test-1") if e.kind != "sweep_planned"]
-    decisions = [(e.kind, e.key, e.at_ns, e.body) for e in events if e.kind not in NOT_DECIDED]
-    words = [(w.name, w.at_ns, w.body) for e in events for w in words_in(e)]
+    decisions = [(e.kind, e.key, e.at_ns, e.body) for e in events if e.kind not in REPORT_KINDS]
+    messages = [(m.key, m.at_ns, m.body) for e in events for m in messages_in(e)]
     with sweep.ledger.read() as connection:
         phases = queries.phase_totals(connection)
-    return str((decisions, words)).replace(str(folder), ""), sweep.ledger.usages(), phases
+    return str((decisions, messages)).replace(str(folder), ""), sweep.ledger.usages(), phases
 
 
 # The clock ------------------------------------------------------------------------------------------------------------

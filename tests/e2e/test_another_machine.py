@@ -10,7 +10,7 @@ import pytest
 from cost.copies.s3 import connected
 from cost.ledger.ledger import Ledger
 from sweeps.journal.journal import load, sweep_ids
-from sweeps.journal.messages import steps_of
+from sweeps.journal.trial_reports import steps_of
 from sweeps.storage.s3_checkpoints import Place, stored
 from tests.e2e.test_real_sweep import ONE, hold, start, writers
 

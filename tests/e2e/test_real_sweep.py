@@ -18,8 +18,8 @@ import pytest
 
 from cost.ledger.ledger import Ledger
 from rl.spec import StepReport
+from sweeps.journal.event_codec import messages_in
 from sweeps.journal.journal import load, sweep_events, sweep_ids
-from sweeps.journal.messages import words_in
 from tests.e2e.test_sweep_command import ROOT, environment, module
 
 SMALL = ["+stage=smoke", "model=tiny", "stage.steps=6", "trainer.checkpoint_every_steps=2", "task.eval_questions=16"]
@@ -174,7 +174,7 @@ def assert_nothing_lost_or_counted_twice(folder: Path, trials: int) -> None:
     new: Counter[tuple[str, int]] = Counter()
     with Ledger.open(folder / "runs" / "ledger.db", create=False, read_only=True) as ledger:
         for event in sweep_events(ledger, status["sweeps"][0]["sweep"]):
-            for said in words_in(event):
+            for said in messages_in(event):
                 if isinstance(step := said.message, StepReport):
                     new[said.trial_id, step.step] += not step.replay
         usages = sorted(ledger.usages(), key=lambda u: u.from_ns)

@@ -15,8 +15,9 @@ from sweeps.config.build import canonical, compose
 from sweeps.config.types import SweepConfig
 from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
+from sweeps.journal.events import DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialRecord
-from sweeps.journal.messages import Reports, reports
+from sweeps.journal.trial_reports import TrialReports, trial_reports
 from sweeps.planning.plan import make_plan
 
 
@@ -46,9 +47,9 @@ class Sweep:
         self.executor.run(self.host)
         return self
 
-    def reports(self) -> dict[str, Reports]:
+    def reports(self) -> dict[str, TrialReports]:
         """What the trials said, by trial, as the journal has it."""
-        return reports(self.ledger, self.journal.record.sweep_id)
+        return trial_reports(self.ledger, self.journal.record.sweep_id)
 
 
 def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **host_settings) -> Sweep:
@@ -57,7 +58,8 @@ def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **host
     clock = FakeClock(price.from_ns) if price else FakeClock()
     ledger = Ledger.open(folder / "ledger.db", clock)
     journal = Journal(ledger, "smoke-test-1")
-    journal.planned(stage="smoke", machine=cfg.machine.name, plan=make_plan(cfg), config=canonical(cfg))
+    config = canonical(cfg)
+    journal.append(SweepPlanned.from_plan(make_plan(cfg), cfg.stage.name, cfg.machine.name, config))
     lease = Lease(
         lease_id="lease-1",
         instance_id="simulated:smoke-test-1",
@@ -72,7 +74,7 @@ def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **host
     )
     ledger.open_lease(lease)
     ledger.attach("lease-1", "smoke-test-1")
-    journal.append("driver_started", {"lease_id": "lease-1", "pid": 1}, "driver_started:1")
+    journal.append(DriverStarted("lease-1", pid=1))
     journal.catch_up()
     settings = {"cards": cfg.machine.cards, "view": Silent(), **host_settings}
     host = SweepController(cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, **settings)

@@ -16,6 +16,7 @@ from sweeps.config.types import SweepConfig
 from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.forecast.step_time import StepTime
+from sweeps.journal.events import DriverEnd, DriverEnded, DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialRecord
 from sweeps.machines.machine import Pricing
 from sweeps.planning.plan import make_plan
@@ -70,7 +71,7 @@ class PaidSweep:
         sweep_id = self.journal.record.sweep_id
         for lease_id in [s.lease.lease_id for s in self.ledger.leases(only_open=True) if sweep_id in s.sweeps]:
             self.ledger.detach(lease_id, sweep_id, "done")
-        self.journal.append("driver_ended", {"how": "done"}, f"driver_ended:{self.ledger.now_ns()}")
+        self.journal.append(DriverEnded(DriverEnd.DONE))
         return self
 
     @property
@@ -113,7 +114,8 @@ def a_paid_sweep(
     ledger = Ledger.open(place or folder / "ledger.db", clock)
     journal = Journal(ledger, sweep_id)
     if not journal.record.trials:
-        journal.planned(stage=cfg.stage.name, machine=cfg.machine.name, plan=make_plan(cfg), config=canonical(cfg))
+        config = canonical(cfg)
+        journal.append(SweepPlanned.from_plan(make_plan(cfg), cfg.stage.name, cfg.machine.name, config))
     row = book.in_force("box", clock.utc_ns())
     pricing = Pricing(book, row, hourly(row, cfg.machine.cards))
     purse = BudgetController(cfg, ledger, journal.record, pricing, time, bounds=bounds, wait=wait)
@@ -130,7 +132,7 @@ def a_paid_sweep(
     )
     ledger.open_lease(lease)
     ledger.attach(lease.lease_id, sweep_id)
-    journal.append("driver_started", {"lease_id": lease.lease_id, "pid": 1}, f"driver_started:{clock.utc_ns()}")
+    journal.append(DriverStarted(lease.lease_id, pid=1))
     purse.hold(lease)
     view = View()
     settings = {"ledger": ledger, "journal": journal, "lease_id": lease.lease_id, "sweep_dir": folder / sweep_id}

@@ -153,7 +153,7 @@ def test_a_resume_reads_once_what_was_said_before_it(tmp_path, monkeypatch):
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep.journal, "attempt_ended", die)
+    monkeypatch.setattr(sweep.journal, "end_attempt", die)
     with pytest.raises(KeyboardInterrupt):
         sweep.run()
     whole, read = Ledger.events, []
@@ -217,7 +217,7 @@ def test_a_learning_rate_that_was_moved_is_moved_again_at_the_same_step_after_a_
     sweep.run()
     trial = journal.record.trials[attempt.trial_id]
     assert trial.state is TrialState.COMPLETED
-    assert trial.lr_told == moved
+    assert trial.lr_changes == moved
     assert trial.lr == next(iter(moved.values()))
 
 

@@ -19,7 +19,7 @@ from cost.close.check import run_checks
 from cost.money import Money
 from rl.spec import CheckpointWritten, EvalReport, Started, StepReport
 from sweeps.config.types import SweepConfig
-from sweeps.journal.messages import words_in
+from sweeps.journal.event_codec import messages_in
 from tests.sweeps.paid import PaidSweep, a_book, a_config, a_paid_sweep
 
 HEARTBEAT_SECONDS = 10
@@ -116,7 +116,7 @@ def billed(case: Case, held_ns: int) -> Fraction:
 def longest_silence_ns(sweep: PaidSweep) -> int:
     """The longest that a trainer took from one word to the next, and to write a checkpoint after it."""
     kinds = (StepReport, EvalReport, CheckpointWritten)
-    said = [w.message for e in sweep.ledger.events("sweep:smoke-test-1") for w in words_in(e)]
+    said = [w.message for e in sweep.ledger.events("sweep:smoke-test-1") for w in messages_in(e)]
     longest = max((m.wall_ns for m in said if isinstance(m, kinds)), default=0)
     started = max((sum(m.phase_card_ns.values()) // m.cards for m in said if isinstance(m, Started)), default=0)
     writing = max((m.wall_ns for m in said if isinstance(m, CheckpointWritten)), default=0)

@@ -18,6 +18,7 @@ from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import sweep_lock
 from sweeps.config.build import canonical, compose
 from sweeps.driver.deadman import start, watch
+from sweeps.journal.events import AttemptStarted, DriverEnd, DriverEnded, DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialState, load
 from sweeps.machines.machine import find_price, hold_machine
 from sweeps.planning.plan import make_plan
@@ -35,9 +36,9 @@ def begin(root: Path, ledger: Ledger, *more: str) -> tuple[Journal, str]:
     """What a driver writes before its first trial."""
     cfg = configuration(root, *more)
     journal = Journal(ledger, SWEEP)
-    journal.planned(stage="smoke", machine=cfg.machine.name, plan=make_plan(cfg), config=canonical(cfg))
+    journal.append(SweepPlanned.from_plan(make_plan(cfg), "smoke", cfg.machine.name, canonical(cfg)))
     lease_id = hold_machine(cfg, ledger, SWEEP, find_price(cfg))
-    journal.append("driver_started", {"lease_id": lease_id, "pid": os.getpid()}, f"driver_started:{ledger.now_ns()}")
+    journal.append(DriverStarted(lease_id, os.getpid()))
     journal.catch_up()
     return journal, lease_id
 
@@ -130,7 +131,7 @@ def test_it_never_fires_while_the_driver_lives_however_silent_it_is(tmp_path):
 
         def end_in_order() -> None:
             ledger.detach(lease_id, SWEEP, "done")
-            journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+            journal.append(DriverEnded(DriverEnd.DONE))
 
         told = watched(tmp_path, Time((1000, end_in_order)))
     assert told[-1] == "the sweep has ended in order: nothing to do"
@@ -150,7 +151,7 @@ def test_another_driver_that_goes_on_with_the_sweep_is_heard_and_counted_from(tm
 def test_it_does_nothing_after_an_end_in_order_whose_machine_was_kept_for_a_reason(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, lease_id = begin(tmp_path, ledger)
-        journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+        journal.append(DriverEnded(DriverEnd.DONE))
         release_requests.note_kept(ledger, lease_id, "something lies on it only")
         assert watched(tmp_path, Time())[-1] == "the sweep has ended in order: nothing to do"
     assert not (tmp_path / "gone").exists()
@@ -159,7 +160,7 @@ def test_it_does_nothing_after_an_end_in_order_whose_machine_was_kept_for_a_reas
 def test_a_driver_killed_between_its_end_and_the_machines_is_followed_by_the_timer(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, _ = begin(tmp_path, ledger)
-        journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+        journal.append(DriverEnded(DriverEnd.DONE))
         assert "is given back" in watched(tmp_path, Time())[-1]
     assert (tmp_path / "gone").exists()
 
@@ -171,9 +172,8 @@ def test_it_takes_down_what_the_newest_driver_is_on_after_as_long_as_that_one_sa
         def go_on() -> None:
             ledger.heartbeat(lease_id)
             machine = canonical(configuration(tmp_path, "machine.deadman=300s"))["machine"]
-            body = {"lease_id": lease_id, "pid": 2, "machine": machine | {"down": f"touch {tmp_path}/other"}}
-            journal.append("driver_started", body, "driver_started:2")
-            journal.append("attempt_started", attempt(journal, lease_id), "attempt_started:1")
+            journal.append(DriverStarted(lease_id, 2, machine | {"down": f"touch {tmp_path}/other"}))
+            journal.append(AttemptStarted(next(iter(journal.record.trials)), 1, lease_id, from_step=0))
 
         clock = Time((50, go_on))
         assert "is given back" in watched(tmp_path, clock)[-1]
@@ -186,14 +186,9 @@ def test_it_takes_down_what_the_newest_driver_is_on_after_as_long_as_that_one_sa
 def test_it_goes_when_the_newest_driver_wants_no_timer(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, lease_id = begin(tmp_path, ledger)
-        body = {"lease_id": lease_id, "pid": 2, "machine": canonical(configuration(tmp_path))["machine"]}
-        journal.append("driver_started", body, "driver_started:2")
+        journal.append(DriverStarted(lease_id, 2, canonical(configuration(tmp_path))["machine"]))
         assert watched(tmp_path, Time())[-1] == "the sweep has ended in order: nothing to do"
     assert not (tmp_path / "gone").exists()
-
-
-def attempt(journal: Journal, lease_id: str) -> dict[str, object]:
-    return {"trial_id": next(iter(journal.record.trials)), "attempt": 1, "lease_id": lease_id, "from_step": 0}
 
 
 def test_a_ledger_that_cannot_be_read_is_no_reason_to_take_a_machine_away(tmp_path):

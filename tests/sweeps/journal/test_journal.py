@@ -13,9 +13,19 @@ from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
 from cost.records import DIED, IntegrityError, NewEvent
 from rl.spec import CheckpointWritten, Started
-from sweeps.journal.events import AttemptOutcome
-from sweeps.journal.journal import LONGEST_WAIT_NS, MOST_WORDS, Journal, TrialState, load, replay, sweep_events
-from sweeps.journal.messages import STREAM_PREFIX, SUMMARY, WORDS, as_event, word, words_in
+from sweeps.journal.event_codec import encode, messages_in
+from sweeps.journal.events import AttemptOutcome, MessagesReported, OperatorRequest, TrialSummarised, WarningIssued
+from sweeps.journal.journal import (
+    MAX_WAIT_NS,
+    MAX_WAITING_MESSAGES,
+    STREAM_PREFIX,
+    Journal,
+    TrialState,
+    load,
+    replay,
+    sweep_events,
+)
+from sweeps.journal.messages import record_message
 from tests.sweeps.in_process import Sweep, a_sweep
 from tests.sweeps.reports import a_step, an_evaluation
 
@@ -52,18 +62,18 @@ def a_checkpoint(step: int, folder: str = "/c") -> CheckpointWritten:
 def test_words_lie_many_to_an_event_in_the_order_in_which_they_were_heard(tmp_path):
     sweep = a_sweep(tmp_path, "machine=h100x8", "search.trials=8").run()
     events = list(sweep_events(sweep.ledger, SWEEP))
-    heard = [word for event in events for word in words_in(event)]
-    assert len(heard) > 3 * sum(event.kind == WORDS for event in events)
-    assert [w.at_ns for w in heard] == sorted(w.at_ns for w in heard)
-    assert len({w.name for w in heard}) == len(heard)
+    received = [message for event in events for message in messages_in(event)]
+    assert len(received) > 3 * sum(event.kind == MessagesReported.kind for event in events)
+    assert [m.at_ns for m in received] == sorted(m.at_ns for m in received)
+    assert len({m.key for m in received}) == len(received)
     for trial_id in sweep.journal.record.trials:
-        mine = [w.sequence for w in heard if w.trial_id == trial_id]
+        mine = [m.sequence for m in received if m.trial_id == trial_id]
         assert mine == list(range(len(mine)))
     starts = {e.body["trial_id"]: e.sequence for e in events if e.kind == "attempt_started"}
     ends = {e.body["trial_id"]: e.sequence for e in events if e.kind == "attempt_ended"}
     for event in events:
-        for said in words_in(event):
-            assert starts[said.trial_id] < event.sequence < ends[said.trial_id]
+        for message in messages_in(event):
+            assert starts[message.trial_id] < event.sequence < ends[message.trial_id]
 
 
 @pytest.mark.parametrize(
@@ -90,12 +100,12 @@ def test_words_wait_for_a_second_or_for_many_and_no_longer(running):
     trial = running.journal.record.trials[attempt.trial_id]
     assert trial.summary.step == 1
     assert on_disk(running).trials[attempt.trial_id].summary.step == 0
-    running.clock.advance(LONGEST_WAIT_NS)
+    running.clock.advance(MAX_WAIT_NS)
     host.on_tick()
     assert on_disk(running).trials[attempt.trial_id].summary.step == 1
-    for number in range(2, 2 + MOST_WORDS):
+    for number in range(2, 2 + MAX_WAITING_MESSAGES):
         host.on_message(attempt, number, a_step(number))
-    assert on_disk(running).trials[attempt.trial_id].summary.step == MOST_WORDS + 1
+    assert on_disk(running).trials[attempt.trial_id].summary.step == MAX_WAITING_MESSAGES + 1
 
 
 def test_what_a_trainer_deletes_by_or_a_person_sees_is_on_the_books_before_the_answer(running):
@@ -127,32 +137,32 @@ def test_a_word_that_comes_twice_changes_nothing_and_another_in_its_place_is_ref
     host, attempt = running.host, the_attempt(running)
     first = host.on_message(attempt, 0, a_step(1))
     assert host.on_message(attempt, 0, a_step(1)) == first
-    events = [e for e in sweep_events(running.ledger, SWEEP) if e.kind == WORDS]
-    assert sum(len(list(words_in(e))) for e in events) == 1
-    with pytest.raises(IntegrityError, match="came before"):
+    events = [e for e in sweep_events(running.ledger, SWEEP) if e.kind == MessagesReported.kind]
+    assert sum(len(list(messages_in(e))) for e in events) == 1
+    with pytest.raises(IntegrityError, match="was received before"):
         host.on_message(attempt, 0, a_step(1, reward=0.25))
 
 
 def test_words_outlive_a_transaction_that_failed(running):
     journal, attempt = running.journal, the_attempt(running)
-    journal.message(attempt.trial_id, 1, 0, a_step(1))
+    journal.add_message(attempt.trial_id, 1, 0, a_step(1))
     with contextlib.suppress(RuntimeError), journal.transaction():
-        journal.append("warning", {"text": "lost with it"}, "w")
+        journal.append(WarningIssued("lost with it"))
         raise RuntimeError
-    journal.message(attempt.trial_id, 1, 1, a_step(2))
+    journal.add_message(attempt.trial_id, 1, 1, a_step(2))
     journal.flush()
-    assert [w.sequence for e in sweep_events(running.ledger, SWEEP) for w in words_in(e)] == [0, 1]
+    assert [w.sequence for e in sweep_events(running.ledger, SWEEP) for w in messages_in(e)] == [0, 1]
     assert load(running.ledger, SWEEP) == journal.record
     assert "warning" not in running.ledger.event_kinds(STREAM_PREFIX + SWEEP)
 
 
 def test_what_another_process_writes_between_is_taken_in_in_its_place(running):
     with Ledger.open(running.cfg.paths.root + "/ledger.db", running.clock) as theirs:
-        Journal(theirs, SWEEP).operator("stop", "enough", [], "1")
+        Journal(theirs, SWEEP).append(OperatorRequest("stop", "enough"))
     attempt = the_attempt(running)
-    running.journal.message(attempt.trial_id, 1, 0, a_step(1))
-    running.journal.append("warning", {"text": "after it"}, "w")
-    assert running.journal.record.stop_wanted == "enough"
+    running.journal.add_message(attempt.trial_id, 1, 0, a_step(1))
+    running.journal.append(WarningIssued("after it"))
+    assert running.journal.record.stop_requested == "enough"
     assert load(running.ledger, SWEEP) == running.journal.record
 
 
@@ -164,7 +174,7 @@ def test_work_after_the_last_checkpoint_is_known_to_the_nanosecond(tmp_path):
         after = queries.phase_totals_after_checkpoint(connection, sorted(DIED))
         totals = queries.phase_totals(connection)
         usages = queries.usages(connection)
-    said = [w for e in sweep_events(sweep.ledger, SWEEP) for w in words_in(e)]
+    said = [w for e in sweep_events(sweep.ledger, SWEEP) for w in messages_in(e)]
     for number, usage in usages.items():
         mine = [w for w in said if (w.trial_id, w.attempt) == (usage.key.trial_id, usage.key.attempt)]
         last = max((i for i, w in enumerate(mine) if w.body["type"] == "checkpoint"), default=-1)
@@ -178,7 +188,7 @@ def test_an_end_comes_with_what_the_trial_said_and_its_size_does_not_grow_with_i
     sizes = []
     for steps in (20, 80):
         sweep = a_sweep(tmp_path / str(steps), "search.prompts_per_step=[2]", f"stage.steps={steps}").run()
-        events = [e for e in sweep_events(sweep.ledger, SWEEP) if e.kind == SUMMARY]
+        events = [e for e in sweep_events(sweep.ledger, SWEEP) if e.kind == TrialSummarised.kind]
         assert len(events) == len(sweep.journal.record.trials)
         sizes.append(max(len(json.dumps(e.body)) for e in events))
     assert sizes[1] < 1.2 * sizes[0]
@@ -199,8 +209,9 @@ def test_a_step_done_again_counts_once_in_the_summary_and_replaces_its_report(ru
 def test_a_word_keeps_text_that_no_encoding_has(tmp_path):
     odd = CheckpointWritten(1, "/models/\udce9t\u00e9", 1, 1, {"checkpoint": 1})
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        ledger.append_events("odd", [as_event([word("t1", 1, 0, 1, odd), word("t1", 1, 1, 2, odd)])])
-        assert [w.message for e in ledger.events("odd") for w in words_in(e)] == [odd, odd]
+        two = tuple(record_message("t1", 1, number, number, odd) for number in range(2))
+        ledger.append_events("odd", [encode(MessagesReported(two), "k")])
+        assert [w.message for e in ledger.events("odd") for w in messages_in(e)] == [odd, odd]
 
 
 def test_numbers_that_another_version_spelt_otherwise_are_the_same_event(tmp_path):

@@ -15,6 +15,8 @@ from cost.ledger.machine_states import Change, set_state
 from cost.prices.billing import load_rules
 from sweeps.config.build import compose
 from sweeps.config.types import ConfigError
+from sweeps.journal.events import DriverEnd, DriverEnded
+from sweeps.journal.journal import Journal
 from sweeps.machines.machine import find_price, hold_machine, machine_instance
 
 CHARGED = ["budget.owner=ann", "budget.project=ladder", "budget.cost_center=k17", "+budget.tags.team=rl"]
@@ -41,10 +43,10 @@ def test_a_sweep_that_joins_a_lease_is_charged_to_its_own(ledger):
 
 def test_a_sweep_that_has_ended_and_whose_machine_stayed_leaves_it_to_the_next(ledger):
     cfg = compose(["+stage=smoke"])
-    for sweep_id, event in (("s1", {"how": "done"}), ("s2", None)):
+    for sweep_id, event in (("s1", DriverEnded(DriverEnd.DONE)), ("s2", None)):
         lease_id = hold_machine(cfg, ledger, sweep_id, find_price(cfg))
         if event:
-            ledger.append_event(f"sweep:{sweep_id}", "driver_ended", event, "driver_ended:1")
+            Journal(ledger, sweep_id).append(event)
     assert ledger.lease_state(lease_id).sweeps == ("s2",)
     hold_machine(cfg, ledger, "s3", find_price(cfg))
     assert ledger.lease_state(lease_id).sweeps == ("s2", "s3"), "the driver of s2 has not ended"

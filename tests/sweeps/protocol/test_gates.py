@@ -7,10 +7,10 @@ import math
 import pytest
 
 from sweeps.config.types import GateConfig
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.events import AttemptOutcome, GateVerdict
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
 from sweeps.planning.plan import PlannedTrial
-from sweeps.protocol.gates import Verdict, metric_gate
+from sweeps.protocol.gates import metric_gate
 from tests.sweeps.reports import a_step, an_evaluation
 
 STEPS = 5
@@ -27,11 +27,11 @@ def a_record(
     return SweepRecord("smoke-1", stage="smoke", trials={"trial0": trial})
 
 
-def judge(record: SweepRecord, *, force: str = "") -> Verdict:
+def judge(record: SweepRecord, *, force: str = "") -> GateVerdict:
     return metric_gate(record, STEPS, GateConfig(0.01, 0.2, force, start_anyway="", acknowledge=""))
 
 
-def closing(verdict: Verdict) -> list[str]:
+def closing(verdict: GateVerdict) -> list[str]:
     return [c.name for c in verdict.checks if c.ok is False]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sweeps.config.build import canonical, compose
 from sweeps.driver.driver import EXIT_GATE, EXIT_OK, run
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.events import AttemptOutcome, GateCheck, GateVerdict
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.promotion import promotion, recipe_hash
@@ -19,7 +19,7 @@ SIMULATED = "trainer=simulated"
 def a_record(stage: str, *overrides: str, opened: bool | None = True) -> SweepRecord:
     record = SweepRecord(f"{stage}-1")
     record.stage, record.config = stage, canonical(compose([f"+stage={stage}", *overrides]))
-    record.gate = None if opened is None else {"open": opened}
+    record.gate = None if opened is None else GateVerdict("metric", (GateCheck("ok", opened, ""),), simulated=False)
     return record
 
 

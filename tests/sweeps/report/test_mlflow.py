@@ -93,9 +93,9 @@ def test_a_learning_rate_that_is_moved_stays_one_parameter_and_becomes_a_curve(t
     assert float(child.data.params["lr"]) == trial.planned.lr
     history = MlflowClient(default_uri(tmp_path)).get_metric_history(child.info.run_id, "lr")
     by_step = {metric.step: metric.value for metric in history}
-    moved_after = min(trial.lr_told)
+    moved_after = min(trial.lr_changes)
     assert by_step[moved_after] == trial.planned.lr
-    assert by_step[moved_after + 1] == trial.lr_told[moved_after] != trial.planned.lr
+    assert by_step[moved_after + 1] == trial.lr_changes[moved_after] != trial.planned.lr
 
 
 def test_two_sweeps_that_find_no_store_yet_both_deliver_to_the_one_that_is_made(tmp_path):

@@ -13,10 +13,10 @@ from cost.prices.book import PriceBook, PriceRow
 from cost.reports.by_trial import sweep_report
 from sweeps.cli.main import app
 from sweeps.config.build import compose
-from sweeps.journal.journal import decisions, load, replay, sweep_events
-from sweeps.journal.messages import NOT_DECIDED
+from sweeps.journal.events import DriverEnd, DriverEnded, GateCheck, GateVerdict
+from sweeps.journal.journal import REPORT_KINDS, decisions, load, replay, sweep_events
 from sweeps.machines.machine import find_price
-from sweeps.report.timeline import read_costs, still_running, story
+from sweeps.report.timeline import read_costs, still_running, timeline
 from tests.sweeps.in_process import Sweep, a_sweep
 
 SWEEP = "smoke-test-1"
@@ -34,8 +34,8 @@ def finished(tmp_path_factory) -> Sweep:
         folder, "search.lr_scaling=[clip_frac]", "trainer.simulated.preempt_at_step=15", price=the_price()
     ).run()
     sweep.ledger.detach("lease-1", SWEEP, "done")
-    sweep.journal.append("gate", {"gate": "metric", "open": False, "healthy": False, "forced": ""}, "gate:1")
-    sweep.journal.append("driver_ended", {"how": "done"}, "driver_ended:1")
+    sweep.journal.append(GateVerdict("metric", (GateCheck("finite numbers", False, "loss"),), simulated=True))
+    sweep.journal.append(DriverEnded(DriverEnd.DONE))
     return sweep
 
 
@@ -99,13 +99,13 @@ def test_an_attempt_that_has_not_ended_is_shown_with_its_cost_so_far(tmp_path):
     (line,) = still_running(record, costs, now)
     assert str(attempt) in line.text
     assert line.money.endswith("USD so far")
-    assert [t.money for t in story(sweep_events(sweep.ledger, SWEEP))] == [""] * 3
+    assert [t.money for t in timeline(sweep_events(sweep.ledger, SWEEP))] == [""] * 3
 
 
 def test_status_reads_decisions_only_and_says_what_the_whole_journal_says(finished, monkeypatch):
     whole = load(finished.ledger, SWEEP)
     decided = list(decisions(finished.ledger, SWEEP))
-    assert not NOT_DECIDED & {event.kind for event in decided}
+    assert not REPORT_KINDS & {event.kind for event in decided}
     assert [t.state for t in replay(SWEEP, decided).trials.values()] == [t.state for t in whole.trials.values()]
     assert "2 completed" in shown(finished, "status")
     (row,) = json.loads(shown(finished, "status", "--json"))["sweeps"]

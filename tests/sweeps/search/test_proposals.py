@@ -42,7 +42,7 @@ def over(planned: PlannedTrial, *acc: float, outcome: AttemptOutcome = AttemptOu
 
 
 def proposals(sweep: Sweep) -> list[tuple[str, float]]:
-    planned = (e.body["trial"] for e in sweep_events(sweep.ledger, SWEEP) if e.kind == "trial_planned")
+    planned = (e.body["trial"] for e in sweep_events(sweep.ledger, SWEEP) if e.kind == "trial_proposed")
     return [(trial["trial_id"], trial["lr"]) for trial in planned]
 
 
@@ -55,10 +55,10 @@ def test_every_proposal_is_in_the_journal_before_its_trial_starts_and_their_numb
     events = [
         (e.kind, e.body.get("trial_id") or e.body["trial"]["trial_id"])
         for e in sweep_events(sweep.ledger, SWEEP)
-        if e.kind in ("trial_planned", "attempt_started")
+        if e.kind in ("trial_proposed", "attempt_started")
     ]
     for trial_id in record.trials:
-        assert events.index(("trial_planned", trial_id)) < events.index(("attempt_started", trial_id))
+        assert events.index(("trial_proposed", trial_id)) < events.index(("attempt_started", trial_id))
     assert load(sweep.ledger, SWEEP) == record
 
 

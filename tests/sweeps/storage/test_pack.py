@@ -21,7 +21,7 @@ from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import EXIT_GATE, EXIT_INTERRUPTED, run
 from sweeps.journal.journal import load, sweep_ids
-from sweeps.journal.messages import steps_of
+from sweeps.journal.trial_reports import steps_of
 from sweeps.storage import unpack as unpacking
 
 ONE_TRIAL = ("search.prompts_per_step=[4]", "search.lr_scaling=[hold]", "tracking.uri=http://127.0.0.1:9")
@@ -43,7 +43,7 @@ def sweeps(*arguments: object, fails: bool = False) -> str:
 def states(database: Path | str) -> dict[str, tuple[str | None, bool]]:
     with Ledger.open(database, create=False, read_only=True) as ledger:
         found = [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
-    return {r.stage: (r.ended, bool(r.gate and r.gate["open"])) for r in found}
+    return {r.stage: (r.ended, bool(r.gate and r.gate.open)) for r in found}
 
 
 def all_rows(database: Path | str) -> dict[str, list]:
@@ -153,7 +153,7 @@ def test_an_unfinished_sweep_goes_on_there_and_is_finished_at_home(tmp_path, mon
         record = load(ledger, sweep_id)
         (trial,) = record.trials.values()
         assert sorted(steps_of(ledger, sweep_id, trial.trial_id)) == list(range(1, 21))
-    assert record.closed
+    assert record.finished
     assert trial.attempts[-1].from_step > 0
     assert "found in" in sweeps("show", sweep_id, "--root", home, "--json")
 

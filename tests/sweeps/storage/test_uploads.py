@@ -16,7 +16,7 @@ from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import EXIT_INTERRUPTED, run
 from sweeps.journal.journal import SweepRecord, load, sweep_ids
-from sweeps.journal.messages import steps_of
+from sweeps.journal.trial_reports import steps_of
 from sweeps.storage import uploads
 from sweeps.storage.s3_checkpoints import CheckpointId, Place, stored
 
