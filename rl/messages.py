@@ -92,7 +92,7 @@ class Curves:
     truncated: Mean
     """Share of completions that reached the limit without an end-of-sequence token."""
     zero_std: Mean
-    """Share of groups whose rewards were all equal: they teach nothing."""
+    """Share of groups whose rewards are all equal, so that they give no gradient."""
     updates: tuple[UpdateCurves, ...]
     sampler_ratio: Mean
     """pi_old / pi_sample over completion tokens."""
@@ -128,7 +128,7 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class PromptCounts:
-    """Every prompt drawn ends in one of the three."""
+    """Every prompt that was drawn is counted in exactly one of the three."""
 
     trained: int
     filtered: int
@@ -206,7 +206,7 @@ class Started:
 
     type: ClassVar[str] = "started"
     step: int
-    """Steps already done, from the checkpoint; 0 for a fresh start."""
+    """Steps done before, according to the checkpoint; 0 without checkpoint."""
     policy_version: int
     cards: int
     engine: str
@@ -240,7 +240,7 @@ class StepReport:
     lr: float
     """Of the last update of this step."""
     replay: bool = False
-    """Done again after a restore. The driver sets it, since it knows which steps were reported before."""
+    """The step was repeated after a restore. The driver sets this, since it records which steps were reported."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class EvalReport:
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """A whole checkpoint is at `path`: its marker is written."""
+    """A complete checkpoint is at `path`: its marker is written."""
 
     type: ClassVar[str] = "checkpoint"
     step: int

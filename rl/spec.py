@@ -5,7 +5,10 @@ downstream (journal, gates, ledger, MLflow) sees only messages and does not know
 here; messages and commands are in `rl.messages`, and can be imported from here too. Nothing here imports anything heavy
 or reads a clock.
 
-Units: durations are seconds (`*_seconds`), lengths are tokens, `*_frac` and `*_coef` are plain numbers.
+Units: durations are seconds (`*_seconds`), lengths are tokens, `*_frac` and `*_coef` are plain numbers. The specs are
+the groups of `conf/`; the comments there give the valid range of every key.
+
+Tested in tests/rl/test_codec.py (as JSON) and in tests/rl/trainers/test_conformance.py (`Trainer`).
 """
 
 from __future__ import annotations
@@ -83,15 +86,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which weights are trained. `kind` says how they are obtained, `path` where (a folder or a hub id, for `hf`)."""
+    """The model that is trained."""
 
     kind: Literal["hf", "smollm2_135m", "tiny"]
     path: str | None = None
+    """hf: a folder with safetensors, or a hub id."""
     revision: str | None = None
+    """hf: branch, tag or commit on the hub."""
     chat_template: bool = True
-    """Wrap prompts in the tokenizer's chat template; plain text otherwise."""
+    """True: prompts go through the tokenizer's chat template. False: prompts are plain text."""
     lora_rank: int = 0
-    """0 trains all weights."""
+    """0: train all weights, without LoRA."""
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
@@ -99,7 +104,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What is asked and how an answer is judged. Questions, not completions, are split into training and evaluation."""
+    """The questions, their split into training and evaluation, and the rewards of a completion."""
 
     kind: Literal["reasoning_gym", "file", "module"]
     name: str
@@ -107,28 +112,32 @@ class TaskSpec:
     path: str | None = None
     """file: a parquet or JSONL path, or a hub id."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """reasoning_gym: arguments of the dataset. module: keyword arguments of the function."""
+    """reasoning_gym: arguments of the dataset. module: keyword arguments of the function. Hub id: of `load_dataset`."""
     question_field: str = "question"
     answer_field: str = "answer"
     train_questions: int = 0
-    """How many distinct questions training draws from; 0 = all that evaluation leaves."""
+    """Number of distinct training questions; 0: all that are not used for evaluation."""
     eval_questions: int = 64
-    """How many distinct questions are held out for evaluation; never trained on."""
+    """Number of distinct evaluation questions. They are never trained on."""
     data_seed: int = 0
-    """Seeds the questions and the split: the same for every trial of a sweep."""
+    """Seed of the questions and of the split. It is the same for all trials of a sweep."""
     system_prompt: str = ""
     prompt_template: str = "{question}"
+    """`{question}` is replaced by the question."""
     scorer: Literal["exact", "number", "math_verify"] = "number"
     format_pattern: str = ""
-    """A completion that matches this regular expression earns the format reward; empty: no such reward."""
+    """Completions in which this regular expression is found get the reward `format`; empty: there is no such reward."""
     reward_weights: Mapping[str, float] = field(default_factory=lambda: {"correct": 1.0, "format": 0.1})
+    """Weight of each reward in the sum that is optimised."""
     reward_timeout_seconds: float = 5.0
+    """Deadline for scoring one completion in a worker process."""
     reward_workers: int = 1
+    """Number of worker processes for scoring."""
 
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """The loss, its advantages and its optimiser. docs/algorithms.md gives the paper behind each named setting."""
+    """Advantages, loss and optimiser. docs/algorithms.md gives the formulas and the papers."""
 
     name: str
     # advantages
@@ -141,48 +150,55 @@ class AlgorithmSpec:
     ratio_level: Literal["token", "sequence"] = "token"
     clip_eps_low: float = 0.2
     clip_eps_high: float = 0.2
-    """For `cispo`: the absolute cap of the importance weight is `clip_eps_high` itself."""
+    """With `surrogate=cispo`, `clip_eps_low` and `clip_eps_high` are the absolute bounds of the importance weight."""
     dual_clip: float | None = None
-    """Upper bound c > 1 of the ratio where the advantage is negative; None: off."""
+    """Upper bound c > 1 of the ratio where the advantage is negative; None: no bound."""
     aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
     aggregation_constant: int | None = None
-    """`constant` (Dr.GRPO): tokens each sequence's sum is divided by."""
+    """constant (Dr.GRPO): number of tokens by which the sum of each sequence is divided."""
     # KL to the reference
     kl_coef: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_placement: Literal["loss", "reward"] = "loss"
-    # what was sampled against what is trained
+    # off-policy correction
     old_logprobs: Literal["learner", "sampler"] = "learner"
     sampler_correction: Literal["none", "token", "sequence"] = "none"
     sampler_correction_cap: float = 2.0
-    # which completions count
+    # selection of completions
     drop_zero_variance_groups: bool = False
-    """DAPO's dynamic sampling: groups whose rewards are all equal are replaced by fresh prompts."""
+    """DAPO's dynamic sampling: groups whose rewards are all equal are replaced by new prompts."""
     max_resample_rounds: int = 3
+    """Largest number of additional sampling rounds per step."""
     mask_truncated: bool = False
+    """Leave truncated completions out of the loss."""
     overlong_buffer_tokens: int = 0
-    """DAPO's soft overlong penalty: its width below `max_completion_tokens`; 0: off."""
+    """Width of DAPO's soft overlong penalty below `max_completion_tokens`, in tokens; 0: no penalty."""
     overlong_penalty: float = 1.0
     # optimiser (AdamW); schedules count optimiser updates
     updates_per_rollout: int = 2
-    """The rollout batch is cut into this many mini-batches of whole groups, one optimiser update each."""
+    """Number of mini-batches of whole groups into which a rollout batch is split; one optimiser update each."""
     lr: float = 1e-5
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     lr_warmup_updates: int = 0
     lr_final_frac: float = 0.0
-    """linear, cosine: the rate at the last update, as a share of `lr`."""
+    """linear, cosine: learning rate at the last update, as a share of `lr`."""
     lr_reference_completions: int = 16
-    """Completions per update at which `lr` was found; every lr_scaling rule gives `lr` there."""
+    """Completions per update for which `lr` was chosen. There, every rule of `search.lr_scaling` gives `lr`."""
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
     max_grad_norm: float = 1.0
+    """Gradients with a larger norm are scaled down to it."""
 
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """How completions are sampled. Settings that the trainer's log-probabilities cannot model must stay neutral."""
+    """How completions are sampled.
+
+    `top_p`, `top_k`, `min_p` and `repetition_penalty` must have their neutral defaults: the learner's log-probabilities
+    do not model them.
+    """
 
     engine: Literal["auto", "transformers", "vllm", "simulated"] = "auto"
     temperature: float = 1.0
@@ -193,28 +209,28 @@ class RolloutSpec:
     max_prompt_tokens: int = 256
     max_completion_tokens: int = 24
     max_batch_completions: int = 256
-    """How many completions are sampled at once; more are done in turns."""
+    """Largest number of completions that are sampled in one batch."""
     gpu_memory_utilization: float = 0.4
-    """vllm on CUDA: share of the card's memory that the engine may take."""
+    """vllm on CUDA: share of the card's memory for the engine."""
     kv_cache_gib: int = 1
-    """vllm on a CPU: size of the key-value cache."""
+    """vllm on a CPU: size of the key-value cache in GiB."""
 
 
 @dataclass(frozen=True)
 class EvaluationSpec:
-    """The fixed evaluation set is sampled before the first step, after the last, and every `every_steps` between."""
+    """How evaluation questions are sampled: before the first step, after the last, and every `every_steps` steps."""
 
     samples_per_question: int = 1
-    """k of avg@k."""
+    """The k of avg@k."""
     temperature: float = 1.0
     """0: greedy."""
     every_steps: int = 0
-    """0: only before and after."""
+    """Steps between two evaluations; 0: none between the first and the last step."""
 
 
 @dataclass(frozen=True)
 class SimulatedSpec:
-    """Parameters of the simulated trainer: times, curves, and the faults it is told to have."""
+    """Parameters of the simulated trainer: durations, curves and faults."""
 
     startup_seconds: float = 20.0
     seconds_per_completion: float = 0.05
@@ -222,47 +238,55 @@ class SimulatedSpec:
     seconds_per_evaluation: float = 10.0
     seconds_per_checkpoint: float = 2.0
     noise_frac: float = 0.05
+    """Relative noise of durations and curves."""
     acc_start: float = 0.2
     acc_final: float = 0.8
     steps_to_half: float = 60.0
-    """Steps, at 64 completions, after which half of the rise has happened."""
+    """Steps of 64 completions after which accuracy has made half of its rise from `acc_start` to `acc_final`."""
     crash_at_step: int = 0
-    """0: never. Each fault happens once, on the first attempt that reaches the step, unless `faults_every_attempt`."""
+    """0: never. So for all faults; see `faults_every_attempt`."""
     hang_at_step: int = 0
     diverge_at_step: int = 0
     preempt_at_step: int = 0
     out_of_memory_above_tokens: int = 0
-    """A larger `micro_batch_tokens` runs out of memory, at every attempt; 0: none does."""
+    """Attempts with a larger `micro_batch_tokens` run out of memory; 0: none do."""
     faults_every_attempt: bool = False
+    """False: only the first attempt that reaches the step of a fault has it."""
 
 
 @dataclass(frozen=True)
 class TrainerSpec:
-    """How the work is done on the cards; nothing here changes what is learnt beyond rounding."""
+    """How the work is done on the cards. These settings change results by rounding only."""
 
     name: Literal["native", "simulated"] = "native"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "bf16"] = "bf16"
-    """bf16: autocast over fp32 master weights; log-probabilities are fp32 in either case."""
+    """bf16: autocast, with fp32 master weights. Log-probabilities are fp32 in both cases."""
     micro_batch_tokens: int = 4096
+    """Largest number of tokens of a micro-batch, padding included."""
     packing: bool = False
+    """Share the prompt of a group: one row per group instead of one row per completion."""
     gradient_checkpointing: bool = False
     logprob_chunk_tokens: int = 1024
+    """Tokens per chunk of the projection to the vocabulary."""
     deterministic: bool = False
+    """Use deterministic algorithms only."""
     threads: int = 0
-    """CPU threads; 0: all that the machine has."""
+    """CPU threads; 0: one per core."""
     checkpoint_every_steps: int = 10
+    """0: only after the last step."""
     keep_checkpoints: int = 1
+    """Number of checkpoints that are kept on disk."""
     simulated: SimulatedSpec = field(default_factory=SimulatedSpec)
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """One trial, fully resolved: enough to run it on any machine that has its inputs."""
+    """Everything that a trainer needs to run one attempt of a trial, on any machine that has its inputs."""
 
     trial_id: str
     attempt: int
-    """1 for the first try; a retry or a resume is the next."""
+    """1 for the first attempt. A retry or a resume is a new attempt."""
     seed: int
     steps: int
     prompts_per_step: int
@@ -275,9 +299,9 @@ class TrialSpec:
     evaluation: EvaluationSpec
     trainer: TrainerSpec
     checkpoint_dir: str
-    """Folder that belongs to this trial alone; checkpoints are sub-folders of it."""
+    """Folder of this trial alone. Its checkpoints are sub-folders."""
     cache_dir: str
-    """Where converted and warmed models are kept between runs."""
+    """Folder for converted and trained models, shared by all trials."""
 
     @property
     def completions_per_step(self) -> int:
@@ -300,7 +324,7 @@ class Trainer(Protocol):
         """Yield messages, the last of which is `Finished`. Each yield returns a `Command`; None means `Continue`.
 
         Args:
-            checkpoint: the whole checkpoint to resume from; None: start afresh.
+            checkpoint: the complete checkpoint to resume from; None: start from the model's weights.
 
         Raises:
             PreemptedError: the machine is being taken away; the last checkpoint is kept.

@@ -1,16 +1,16 @@
 """Statistics of evaluations: accuracy with its interval, pass@k, and the paired difference of two evaluations.
 
-Pure functions over `rl.spec.QuestionResult`; nothing is sampled, no bootstrap. The unit of every interval is the
-*question*: samples of one question are alike, and an interval that took them for independent would be too narrow
-(E. Miller, "Adding Error Bars to Evals", arXiv:2411.00640).
+Pure functions over `rl.spec.QuestionResult`, without bootstrap. All intervals are clustered by question: samples of one
+question are correlated, and an interval that treats them as independent is too narrow (E. Miller, "Adding Error Bars to
+Evals", arXiv:2411.00640).
 
-Intervals of a share. With p_i the share of right samples of question i of Q, p their mean and
-s = sd(p_i, ddof=1) / sqrt(Q), the interval is Wilson's score interval at the effective number of samples
-n = p (1 - p) / s**2, with Student's t at Q - 1 degrees of freedom for z (the recommendation
-of C. Franco, R. Little, T. Louis and E. Slud, "Comparative Study of Confidence Intervals for Proportions in Complex
-Sample Surveys", J. Survey Stat. Methodol. 7 (2019) 334, PMC6690503).
-It stays inside 0 and 1 and is sound near both. Where the questions show no spread (all right, all wrong, or only one
-question) s says nothing: then n = Q, as if each question had been sampled once, which errs on the wide side.
+Intervals of a share. With p_i the share of right samples of question i of Q, p their mean and s = sd(p_i, ddof=1) /
+sqrt(Q), the interval is Wilson's score interval at the effective number of samples n = p (1 - p) / s**2, with Student's
+t at Q - 1 degrees of freedom for z (the recommendation of C. Franco, R. Little, T. Louis and E. Slud, "Comparative
+Study of Confidence Intervals for Proportions in Complex Sample Surveys", J. Survey Stat. Methodol. 7 (2019) 334,
+PMC6690503). It lies in [0, 1] and is valid near both ends. If all p_i are equal (all right, all wrong, or one
+question), s = 0 has no information. Then n = Q, as if each question had been sampled once, which gives a wider
+interval.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def average_at_k(results: Sequence[QuestionResult], confidence: float = 0.95) ->
     """Mean over questions of the share of right samples (avg@k, accuracy), with its interval clustered by question.
 
     Raises:
-        ValueError: no questions, or counts that cannot be.
+        ValueError: no questions, a question twice, or impossible counts.
     """
     _check(results)
     accuracy = mean_accuracy(results)
@@ -45,13 +45,13 @@ def average_at_k(results: Sequence[QuestionResult], confidence: float = 0.95) ->
 
 
 def pass_at_k(results: Sequence[QuestionResult], k: int, confidence: float = 0.95) -> Estimate:
-    """Chance that at least one of k samples is right, unbiased, with its interval clustered by question.
+    """Probability that at least one of k samples is right, unbiased, with its interval clustered by question.
 
     For a question with c right of n samples: 1 - C(n-c, k) / C(n, k) (M. Chen et al., "Evaluating Large Language
     Models Trained on Code", arXiv:2107.03374, equation 1).
 
     Raises:
-        ValueError: no questions, counts that cannot be, or fewer samples of a question than k.
+        ValueError: no questions, a question twice, impossible counts, or a question with fewer than k samples.
     """
     _check(results)
     fewest = min(r.samples for r in results)
@@ -64,15 +64,15 @@ def pass_at_k(results: Sequence[QuestionResult], k: int, confidence: float = 0.9
 def paired_difference(
     before: Sequence[QuestionResult], after: Sequence[QuestionResult], confidence: float = 0.95
 ) -> Estimate:
-    """Mean over questions of accuracy `after` minus `before`, on the same questions; between -1 and 1.
+    """Mean over questions of accuracy `after` minus accuracy `before`, on the same questions; between -1 and 1.
 
-    d +- t s with d the mean of the differences d_i, s = sd(d_i, ddof=1) / sqrt(Q) and Student's t at Q - 1 degrees of
-    freedom (Miller, as above). Where all d_i are equal, s = 0 says nothing: Wilson's limit for 0 of Q says that up
-    to u = z**2 / (Q + z**2) of all questions may behave differently from these, each by up to 1 + |d|, so the
+    The interval is d +- t s, with d the mean of the differences d_i, s = sd(d_i, ddof=1) / sqrt(Q), and Student's t at
+    Q - 1 degrees of freedom (Miller, as above). If all d_i are equal, s = 0 has no information. By Wilson's limit for 0
+    of Q, up to u = z**2 / (Q + z**2) of all questions may then differ from these, each by up to 1 + |d|, so the
     interval is d +- u (1 + |d|).
 
     Raises:
-        ValueError: no questions, counts that cannot be, or not the same questions on both sides.
+        ValueError: no questions, a question twice, impossible counts, or different questions on the two sides.
     """
     _check(before)
     _check(after)
@@ -94,11 +94,11 @@ def _interval(p: float, shares: Sequence[float], samples: Sequence[int], confide
     """`p`, the mean of `shares`, with the interval that the module's docstring describes."""
     questions, s = len(shares), _standard_error(shares)
     z = _quantile(questions, confidence)
-    # By chance the spread may be smaller than even independent samples would give; there are no more than all of them.
+    # By chance the spread can be smaller than that of independent samples; the number of samples is an upper limit.
     n = min(p * (1.0 - p) / s**2, sum(samples)) if s else questions
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    # At p = 0 and p = 1 one limit is p itself; rounding must not put it past the value.
+    # At p = 0 and p = 1 one limit equals p; rounding must not move it past p.
     return Estimate(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)), questions)
 
 
@@ -129,4 +129,4 @@ def _check(results: Sequence[QuestionResult]) -> None:
         raise ValueError("a question is in the evaluation more than once")
     for r in results:
         if not (r.samples >= 1 and 0 <= r.correct <= r.samples):
-            raise ValueError(f"question {r.question_id}: {r.correct} right of {r.samples} samples cannot be")
+            raise ValueError(f"question {r.question_id}: {r.correct} right of {r.samples} samples is impossible")
