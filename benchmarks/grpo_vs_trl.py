@@ -1,10 +1,13 @@
-"""Our losses against TRL's own code on one frozen batch, in float64: `python benchmarks/grpo_vs_trl.py --parity`.
+"""Compares losses, gradients and curves with TRL's own code on one fixed batch in float64.
 
-TRL's `GRPOTrainer` is driven without its constructor: its `_generate_and_score_completions` (advantages, old and
-reference log-probabilities) and its `_compute_loss` run as they are; only generation, reward functions and the model
-are replaced by fixed values. Needs the `bench` extra (`pip install -e .[bench]`). Trains nothing, measures no speed.
+    python benchmarks/grpo_vs_trl.py --parity
 
-Exit codes: 0 everything agrees, 1 a difference above 1e-9, 2 TRL is not installed.
+TRL's `GRPOTrainer` is created without its constructor. Its `_generate_and_score_completions` (advantages, old and
+reference log-probabilities) and its `_compute_loss` run unchanged; generation, reward functions and the model are
+replaced by fixed values. Needs the `bench` extra (`pip install -e .[bench]`). Nothing is trained and no speed is
+measured.
+
+Exit codes: 0 all quantities agree, 1 a relative difference above 1e-9, 2 TRL is not installed.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ PROMPTS, GROUP, VOCABULARY, TEMPERATURE = 3, 4, 11, 0.7
 KL_COEF = 0.04
 QUANTITIES = ("loss", "gradient", "advantages", "clip_low", "clip_high", "entropy", "kl")
 
-# What each of our algorithms is called in TRL's GRPOConfig.
+# The settings of TRL's GRPOConfig for each case.
 TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo"},
     "dapo": {"loss_type": "dapo"},
@@ -49,6 +52,7 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "dapo, token correction": {"loss_type": "dapo", "vllm_mode": "token_truncate"},
     "grpo, sequence correction": {"loss_type": "grpo", "vllm_mode": "sequence_truncate"},
 }
+# The settings of this project for each case, on top of the preset in conf/algorithm.
 OUR_CHANGES: dict[str, dict[str, Any]] = {
     "cispo, low cap": {"clip_eps_high": 1.2},
     "grpo, dual clip": {"dual_clip": 1.5},
@@ -60,20 +64,21 @@ OUR_CHANGES: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class FixedBatch:
-    """PROMPTS x GROUP completions of unequal length with everything that a loss looks at fixed; logits are raw."""
+    """PROMPTS x GROUP completions of unequal length, with fixed values for all inputs of a loss."""
 
     prompts: list[list[int]]
     completions: list[list[int]]
     sampler_logprobs: list[list[float]]
     rewards: Tensor
     new_logits: Tensor
-    """[completions, prompt + completion tokens, vocabulary], laid out as TRL pads: prompts left, completions right."""
+    """[completions, prompt + completion tokens, vocabulary], before the temperature. Prompts are padded on the left,
+    completions on the right, as TRL does."""
     old_logits: Tensor
     reference_logits: Tensor
 
 
 def fixed_batch(seed: int = 0) -> FixedBatch:
-    """Ratios far enough from 1 that both clips act, one group of equal rewards, lengths from 1 to 7 tokens."""
+    """A batch with ratios far enough from 1 for both clips, one group of equal rewards, and 1 to 7 tokens."""
     g = torch.Generator().manual_seed(seed)
     n = PROMPTS * GROUP
     prompt_lengths = [2, 4, 3]
@@ -95,18 +100,18 @@ def fixed_batch(seed: int = 0) -> FixedBatch:
 
 
 def algorithm(case: str) -> AlgorithmSpec:
-    """Our settings of a case: the preset of conf/algorithm, with a KL term so that it is compared too."""
+    """The settings of a case: the preset of conf/algorithm with a KL term, so that the KL is compared too."""
     preset = yaml.safe_load((ROOT / "conf" / "algorithm" / f"{case.split(',')[0]}.yaml").read_text())
     return dataclasses.replace(from_json(AlgorithmSpec, preset), kl_coef=KL_COEF, **OUR_CHANGES.get(case, {}))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Ours
+# This project
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def our_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
-    """QUANTITIES of our code, float64; the gradient is that with respect to the logits of every position."""
+    """QUANTITIES of this project, float64. The gradient is that with respect to the logits of all positions."""
     spec = algorithm(case)
     leaf = data.new_logits.clone().requires_grad_()
     lengths = torch.tensor([len(c) for c in data.completions])
@@ -116,7 +121,8 @@ def our_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
     sampler = [s + [float("nan")] * (width - len(s)) for s in data.sampler_logprobs]
 
     def score(logits: Tensor) -> tuple[Tensor, Tensor]:
-        # The logits at position t predict the token at t + 1; an identity projection makes logits of "hidden states".
+        # The logits at position t predict the token at t + 1. With an identity matrix as the head, hidden states are
+        # logits.
         hidden = logits[:, -width - 1 : -1].flatten(0, 1)
         eye = torch.eye(VOCABULARY, dtype=torch.float64)
         logprobs, entropy = token_logprobs(hidden, eye, None, torch.tensor(pad).flatten(), TEMPERATURE, 5)
@@ -155,12 +161,12 @@ def our_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# TRL's
+# TRL
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 class FixedModel(nn.Module):
-    """Answers as a model with TRL's fused head does, from given logits and in float64 (TRL's own head is fp32)."""
+    """A model that returns fixed logits in the form of TRL's fused head, in float64 (TRL's own head is fp32)."""
 
     is_gradient_checkpointing = False
 
@@ -176,7 +182,7 @@ class FixedModel(nn.Module):
 
 
 def trl_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
-    """QUANTITIES of TRL's code; a clip fraction that TRL does not report (cispo's lower) is left out."""
+    """QUANTITIES of TRL's code. The lower clip fraction of cispo is missing, since TRL does not report it."""
     from accelerate import Accelerator
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -184,7 +190,7 @@ def trl_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
 
     class Wide(Accelerator):
         def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
-            # TRL counts clipped tokens exactly, in fp32, and would divide in fp32 as well: 1e-8 off the fraction.
+            # TRL counts clipped tokens exactly in fp32. A division in fp32 would have a relative error of 1e-8.
             return tensor.double()
 
     class Frozen(GRPOTrainer):
@@ -249,7 +255,7 @@ def trl_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
         ),
     }.items():
         setattr(trainer, name, value)
-    torch.set_default_dtype(torch.float64)  # TRL turns the sampler's floats into tensors of the default type
+    torch.set_default_dtype(torch.float64)  # TRL converts the sampler's floats to tensors of the default dtype
     try:
         inputs = trainer._generate_and_score_completions([{"prompt": "unused"}] * (PROMPTS * GROUP))
     finally:
@@ -273,12 +279,12 @@ def trl_quantities(case: str, data: FixedBatch) -> dict[str, Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The comparison
+# Comparison
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference over the largest magnitude; of two zeros, 0."""
+    """Largest absolute difference, divided by the largest magnitude of the two; 0 if both are zero."""
     largest = max(ours.abs().max().item(), theirs.abs().max().item())
     return (ours - theirs).abs().max().item() / largest if largest else 0.0
 
@@ -290,8 +296,10 @@ def compare(case: str, data: FixedBatch) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Compare our losses with TRL's own code on one frozen batch.")
-    parser.add_argument("--parity", action="store_true", required=True, help="float64, largest relative difference")
+    parser = argparse.ArgumentParser(description="Compare losses with TRL's own code on one fixed batch.")
+    parser.add_argument(
+        "--parity", action="store_true", required=True, help="print the relative differences in float64"
+    )
     parser.parse_args(arguments)
     try:
         import trl
@@ -300,7 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     data = fixed_batch()
     print(f"TRL {trl.__version__}, float64, {PROMPTS} x {GROUP} completions, largest relative difference")
-    print("(-: TRL reports no such metric)")
+    print("(-: TRL does not report this metric)")
     print("  ".join(["algorithm".ljust(26), *(q.rjust(10) for q in QUANTITIES)]))
     worst = 0.0
     for case in TRL_SETTINGS:

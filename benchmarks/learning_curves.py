@@ -1,8 +1,8 @@
-"""Does it learn: the tiny model under GRPO, DAPO and Dr.GRPO, three seeds each, 200 steps; prints and draws accuracy.
+"""Learning curves of the tiny model with GRPO, DAPO and Dr. GRPO: 200 steps with each of three seeds.
 
     python benchmarks/learning_curves.py --out docs/img/learning.png      # about six minutes on 2 cores
 
-Accuracy is sampled (4 answers a question) on held-out questions, before and every 25 steps.
+Prints and plots the accuracy on evaluation questions (4 samples per question), before training and every 25 steps.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ALGORITHMS = ("grpo", "dapo", "dr_grpo")
 
 
 def curve(algorithm: str, seed: int, cache: Path) -> list[tuple[int, float]]:
+    """(step, accuracy) of every evaluation of one trial."""
     overrides = ["+stage=single", "model=tiny", f"algorithm={algorithm}", f"search.seeds=[{seed}]"]
     cfg = compose([*overrides, "search.prompts_per_step=[8]", "search.lr_scaling=[hold]", f"paths.cache={cache}"])
     with tempfile.TemporaryDirectory() as folder:
@@ -55,11 +56,11 @@ def main() -> None:
         axis.axhline(0.8, color="grey", linewidth=0.8, linestyle="--")
         axis.set(title=algorithm, xlabel="step", ylim=(0, 1))
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("accuracy, held-out questions")
+    axes[0].set_ylabel("accuracy, evaluation questions")
     axes[0].legend(fontsize=8)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(arguments.out, dpi=110)
-    print(f"drawn to {arguments.out}")
+    print(f"plot written to {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How fast the ledger writes and reports, and by how much the same sums in floats are off. Never touches `runs/`.
+"""Speed of the ledger's writes and reports, and the error of the same bill computed in floats. Does not use `runs/`.
 
     python benchmarks/ledger.py                    # 1e5, 3e5 and 1e6 usage rows; a few minutes
     python benchmarks/ledger.py --rows 100000 --json
 
-Each size runs in a process of its own, so that its memory is its own. Usage rows are phase durations as a driver writes
-them, 100 to a transaction, on a disk with full synchronisation; trials and leases grow with them (1e6 rows: 10,000
-trials on 100 leases). Figures of one run on one machine compare with each other, not with another machine's.
+Each size runs in a separate process, so that its peak memory is measured alone. Usage rows are phase durations as a
+driver writes them: 100 per transaction, on disk with full synchronisation. 1e6 rows are 10,000 trials on 100 leases.
+Compare figures of one run on one machine with each other, not with those of another machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def growth(small: dict[str, Any], large: dict[str, Any]) -> str:
-    """How much dearer each row is than in a smaller ledger: 1 where the cost grows linearly with the rows."""
+    """Time and memory per row relative to a smaller ledger: 1 where they grow linearly with the rows."""
     larger = large["rows"] / small["rows"]
     times = {name: large[f"{name}_s"] / max(small[f"{name}_s"], 0.01) for name in ("report_by_trial", "focus")}
     times |= {"append": larger * small["append_rows_per_s"] / large["append_rows_per_s"]}
@@ -87,7 +87,7 @@ def measure(rows: int) -> dict[str, Any]:
             began = time.perf_counter()
             write_focus(ledger, book, Path(folder) / "focus.csv")
             result["focus_s"] = round(time.perf_counter() - began, 2)
-            # Linux counts in KiB.
+            # ru_maxrss is in KiB on Linux.
             result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             exact = sum(row.pico for row in report)
             increments = sum(row.categories.get("billing_increment", 0) for row in report)
@@ -96,13 +96,16 @@ def measure(rows: int) -> dict[str, Any]:
         result["pandas_float_s"] = round(time.perf_counter() - began, 2)
         total, left_out = Money(exact, "USD").amount, Money(increments, "USD").amount
         result |= {"total": str(total), "pandas_total": repr(naive), "pandas_off_by": str(Decimal(naive) - total)}
-        # The naive sum knows no billing rule; what is left after that is the error of the floats.
+        # The naive sum ignores billing increments. The remaining difference is the error of the floats.
         result["off_by_floats"] = str(Decimal(naive) - (total - left_out))
         return result
 
 
 def fill(path: Path, clock: FakeClock, rows: int) -> float:
-    """Leases of 100 trials, eight at a time, each reporting five phases twenty times. Returns seconds of appending."""
+    """Write leases of 100 trials. Eight trials run at once, and each reports five phases twenty times.
+
+    Returns the seconds that writing the phases took.
+    """
     trials = rows // ROWS_PER_TRIAL
     leases = max(trials // TRIALS_PER_LEASE, 1)
     quote = PriceBook.load().in_force("runpod-h100", clock.utc)
@@ -146,7 +149,7 @@ def fill(path: Path, clock: FakeClock, rows: int) -> float:
 
 
 def _report(ledger: Ledger, clock: FakeClock, keys: list[UsageKey]) -> float:
-    """What the trials say, in transactions of GROUP rows. Returns the seconds that writing it took."""
+    """Write the reports of the trials in transactions of GROUP rows. Returns the seconds that this took."""
     began = time.perf_counter()
     reports = [(sequence, key) for sequence in range(ROWS_PER_TRIAL // len(PHASES)) for key in keys]
     per_transaction = GROUP // len(PHASES)
@@ -168,7 +171,7 @@ def write_focus(ledger: Ledger, book: PriceBook, path: Path) -> None:
 
 
 def in_pandas(path: Path, book: PriceBook) -> float:
-    """The same bill as most would write it: floats, seconds, a price per card-hour, summed up."""
+    """The same bill in floats: hours times price per card-hour, summed with pandas."""
     import sqlite3
 
     import pandas
@@ -190,9 +193,9 @@ def in_pandas(path: Path, book: PriceBook) -> float:
     by_phase["share"] = by_phase.seconds / by_phase.groupby("usage_id").seconds.transform("sum")
     joined = by_phase.merge(usage, on="usage_id").merge(lease[["lease_id", "sku"]], on="lease_id")
     trials = (joined.hours * joined.share * joined.sku.map(price)).sum()
-    held = usage.groupby("lease_id").hours.sum()
+    used = usage.groupby("lease_id").hours.sum()
     lease["hours"] = (lease.to_ns / 1e9 - lease.from_ns / 1e9) / 3600 * lease.cards
-    idle = ((lease.hours - lease.lease_id.map(held).fillna(0.0)) * lease.sku.map(price)).sum()
+    idle = ((lease.hours - lease.lease_id.map(used).fillna(0.0)) * lease.sku.map(price)).sum()
     return float(trials + idle)
 
 

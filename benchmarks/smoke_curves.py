@@ -1,8 +1,9 @@
-"""Draws the README's picture and prints its figures, from the newest real smoke under a root.
+"""Plots the curves of the newest smoke stage under a root folder, and prints its accuracies and step times.
 
+    python sweep.py +stage=smoke
     python benchmarks/smoke_curves.py --root runs --out docs/img/smoke.png
 
-Runs nothing: `python sweep.py +stage=smoke` comes first. The figures are this machine's; the picture says which.
+The README shows the plot. Run both commands on one machine: the second prints the name of the machine's processor.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sweeps.journal.trial_reports import TrialReports, trial_reports
 
 
 def newest_smoke(root: Path) -> tuple[SweepRecord, dict[str, TrialReports]]:
+    """The newest finished smoke that was not simulated, and the reports of its trials by trial id."""
     with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
         for sweep_id in reversed(sweep_ids(ledger)):
             record = load(ledger, sweep_id)
@@ -28,20 +30,20 @@ def newest_smoke(root: Path) -> tuple[SweepRecord, dict[str, TrialReports]]:
     raise SystemExit(f"no finished smoke under {root}: run `python sweep.py +stage=smoke` first")
 
 
-def print_figures(record: SweepRecord, said: dict[str, TrialReports]) -> None:
+def print_figures(record: SweepRecord, trial_reports: dict[str, TrialReports]) -> None:
     print(f"{record.sweep_id} on {platform.processor() or platform.machine()}, model {record.config['model']['kind']}")
     for trial in record.trials.values():
-        evaluations = said[trial.trial_id].evaluations
+        evaluations = trial_reports[trial.trial_id].evaluations
         before, after = evaluations[0], evaluations[max(evaluations)]
         a, b = average_at_k(before.results), average_at_k(after.results)
-        seconds = statistics.median(s.wall_ns / 1e9 for s in said[trial.trial_id].steps.values())
+        seconds = statistics.median(s.wall_ns / 1e9 for s in trial_reports[trial.trial_id].steps.values())
         print(
-            f"  {trial.planned.label:<16} lr {trial.planned.lr:.1e}  {seconds:5.1f} s a step (median)  "
+            f"  {trial.planned.label:<16} lr {trial.planned.lr:.1e}  {seconds:5.1f} s per step (median)  "
             f"acc {a.value:.2f} [{a.low:.2f}, {a.high:.2f}] -> {b.value:.2f} [{b.low:.2f}, {b.high:.2f}]"
         )
 
 
-def draw(record: SweepRecord, said: dict[str, TrialReports], out: Path) -> None:
+def plot(record: SweepRecord, trial_reports: dict[str, TrialReports], out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,7 +53,7 @@ def draw(record: SweepRecord, said: dict[str, TrialReports], out: Path) -> None:
     figure, axes = plt.subplots(1, len(shown), figsize=(11, 3.5), layout="constrained")
     for axis, (name, title) in zip(axes, shown, strict=True):
         for trial in record.trials.values():
-            rows = [(n, step_metrics(s, 1).get(name)) for n, s in sorted(said[trial.trial_id].steps.items())]
+            rows = [(n, step_metrics(s, 1).get(name)) for n, s in sorted(trial_reports[trial.trial_id].steps.items())]
             defined = [(n, v) for n, v in rows if v is not None]
             label = f"{trial.planned.label}, lr {trial.planned.lr:.0e}"
             axis.plot([n for n, _ in defined], [v for _, v in defined], marker=".", linewidth=1.2, label=label)
@@ -68,10 +70,10 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path("docs/img/smoke.png"))
     arguments = parser.parse_args()
-    record, said = newest_smoke(arguments.root)
-    print_figures(record, said)
-    draw(record, said, arguments.out)
-    print(f"drawn to {arguments.out}")
+    record, trial_reports = newest_smoke(arguments.root)
+    print_figures(record, trial_reports)
+    plot(record, trial_reports, arguments.out)
+    print(f"plot written to {arguments.out}")
 
 
 if __name__ == "__main__":

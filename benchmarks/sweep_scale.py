@@ -1,11 +1,11 @@
-"""How large a sweep may be: many simulated trials on the fake clock, and what driving Ray Tune adds to a trial.
+"""Scale of a sweep: many simulated trials on a fake clock, and the overhead per trial on top of Ray Tune.
 
     python benchmarks/sweep_scale.py --trials 10000
     python benchmarks/sweep_scale.py --trials 10000 --ray
 
-The first part runs a whole sweep in this process: real ledger, real journal, simulated trainer, as fast as it goes. The
-second runs no-op trials through Ray Tune twice, by itself and driven by this program, with the same actor settings.
-The figures are this machine's; limits are stated for 2 cores.
+The first part runs a sweep in this process, with the real ledger, the real journal and the simulated trainer. The
+second part runs no-op trials through Ray Tune twice: plain, and driven by this program with the same actor settings.
+The figures depend on the machine; the limits are for 2 cores.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 600.0
 LIMIT_MB = 1500.0
 LIMIT_GROWTH = 1.25
-"""Memory at the end against memory half-way: what is kept of a trial is small, and nothing is kept of a step."""
+"""Memory at the end relative to memory half-way: a finished trial keeps little memory, and a step none."""
 LIMIT_STATUS_SECONDS = 1.0
 LIMIT_RAY_RATIO = 1.1
 RESULTS_PER_TRIAL = 7
-"""That it is there, started, two evaluations, a step, a checkpoint, finished."""
+"""Of a no-op trial of this program: its creation, started, two evaluations, a step, a checkpoint, finished."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number and the limit it is held to, if there is one."""
+    """One measured number, with its limit if it has one."""
 
     name: str
     value: float
@@ -69,7 +69,7 @@ class Figure:
 
 
 class Memory:
-    """A view that shows nothing and notes this process's memory as trials end."""
+    """A view of the sweep that records the memory of this process as trials end, and shows nothing."""
 
     def __init__(self, trials: int) -> None:
         self._process = psutil.Process()
@@ -91,7 +91,7 @@ class Memory:
 
 
 def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure]:
-    """A whole sweep on the fake clock, and what `sweeps status` makes of its journal."""
+    """A whole sweep on the fake clock, and the time of `sweeps status` on its journal."""
     overrides = ["+stage=smoke", "trainer=simulated", f"paths.root={folder}", f"machine.cards={cards}"]
     overrides += [f"search.trials={trials}", "search.prompts_per_step=[2]", "search.lr_scaling=[hold]"]
     overrides += [f"stage.steps={steps}", "trainer.checkpoint_every_steps=50", "trainer.keep_checkpoints=2"]
@@ -103,7 +103,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
     with Ledger.open(folder / "ledger.db", clock) as ledger:
         journal = Journal(ledger, "scale-1")
         journal.append(SweepPlanned.from_plan(plan, "smoke", cfg.machine.name, canonical(cfg)))
-        _hold(ledger, cfg.machine, "scale-1", cards)
+        _open_lease(ledger, cfg.machine, "scale-1", cards)
         journal.append(DriverStarted("lease-1", os.getpid()))
         host = SweepController(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=memory, cards=cards
@@ -120,7 +120,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
     print("  memory as trials ended, MB: " + "  ".join(f"{mb:.0f}" for mb in memory.megabytes))
     return [
         Figure(f"{len(plan.trials)} trials of {steps} steps on {cards} cards", seconds, "s", LIMIT_SECONDS),
-        Figure("of it, per step report", seconds / reports * 1e6, "us"),
+        Figure("per step report", seconds / reports * 1e6, "us"),
         Figure("processor time", used, "s"),
         Figure("memory, peak", max(memory.megabytes), "MB", LIMIT_MB),
         Figure("memory at the end / half-way", memory.megabytes[-1] / half, "times", LIMIT_GROWTH),
@@ -129,7 +129,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
     ]
 
 
-def _hold(ledger: Ledger, machine: MachineConfig, sweep_id: str, cards: int) -> None:
+def _open_lease(ledger: Ledger, machine: MachineConfig, sweep_id: str, cards: int) -> None:
     lease = Lease(
         "lease-1", f"benchmark:{sweep_id}", machine.name, machine.sku, "own", cards, "USD", None, purchase="own"
     )
@@ -138,7 +138,7 @@ def _hold(ledger: Ledger, machine: MachineConfig, sweep_id: str, cards: int) -> 
 
 
 def _status_seconds(root: Path) -> float:
-    """The whole command, start of Python included; the best of three."""
+    """Seconds of the command, the start of Python included; the best of three runs."""
     took = []
     for _ in range(3):
         began = time.perf_counter()
@@ -149,10 +149,10 @@ def _status_seconds(root: Path) -> float:
 
 
 def through_ray(folder: Path, trials: int, cards: int) -> list[Figure]:
-    """No-op trials through Ray Tune: by itself, half of them before and half after those that this program drives.
+    """No-op trials through Ray Tune: half of the plain ones, those driven by this program, and the other half.
 
-    Both have an actor of its own for each trial, on a placement group of its own, that answers as many calls; both run
-    on the same local Ray, whose start counts for neither.
+    In both cases each trial has its own actor in its own placement group, and the actor answers equally many calls.
+    Both run on the same local Ray; its start is not measured.
     """
     import ray
 
@@ -168,7 +168,7 @@ def through_ray(folder: Path, trials: int, cards: int) -> list[Figure]:
     with Ledger.open(folder / "ray.db") as ledger:
         journal = Journal(ledger, "ray-1")
         journal.append(SweepPlanned.from_plan(plan, "smoke", cfg.machine.name, canonical(cfg)))
-        _hold(ledger, cfg.machine, "ray-1", cards)
+        _open_lease(ledger, cfg.machine, "ray-1", cards)
         host = SweepController(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=Memory(trials), cards=cards
         )
@@ -184,14 +184,14 @@ def through_ray(folder: Path, trials: int, cards: int) -> list[Figure]:
     if ray.is_initialized():
         ray.shutdown()
     return [
-        Figure(f"Ray Tune by itself, {trials} no-op trials, each", plain / trials, "s"),
+        Figure(f"plain Ray Tune, {trials} no-op trials, each", plain / trials, "s"),
         Figure("driven by this program, each", driven / trials, "s"),
-        Figure("driven / by itself", driven / plain, "times", LIMIT_RAY_RATIO),
+        Figure("driven / plain", driven / plain, "times", LIMIT_RAY_RATIO),
     ]
 
 
 def _plain_tune(folder: Path, trials: int) -> float:
-    """Seconds that Ray Tune takes for trials that do nothing."""
+    """Seconds that plain Ray Tune takes for no-op trials."""
     from ray import tune
 
     class Nothing(tune.Trainable):
@@ -223,14 +223,14 @@ def print_machine() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=10_000, help="0: not this part")
+    parser.add_argument("--trials", type=int, default=10_000, help="trials of the first part; 0: skip it")
     parser.add_argument("--cards", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--ray", action="store_true", help="through Ray Tune as well; takes minutes more")
+    parser.add_argument("--ray", action="store_true", help="run the second part too; takes some minutes")
     parser.add_argument("--ray-trials", type=int, default=200)
-    parser.add_argument("--ray-cards", type=int, default=os.cpu_count() or 1, help="trials that run at once")
-    parser.add_argument("--folder", type=Path, help="where the ledger is made, and stays; default: a temporary folder")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON as well")
+    parser.add_argument("--ray-cards", type=int, default=os.cpu_count() or 1, help="number of trials that run at once")
+    parser.add_argument("--folder", type=Path, help="folder for the ledger, which is kept; default: a temporary folder")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON too")
     options = parser.parse_args(arguments)
     print_machine()
     figures: list[Figure] = []

@@ -112,16 +112,16 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
     algorithm, size = spec.algorithm, spec.group_size
     rng = _rng(spec.seed, state.step, 4)
     right, well_formed = _groups(spec, state, rng, spec.prompts_per_step)
-    teaches = (right > 0) & (right < size)
+    has_variance = (right > 0) & (right < size)
     if algorithm.drop_zero_variance_groups:
         for _ in range(algorithm.max_resample_rounds):
-            missing = spec.prompts_per_step - int(teaches.sum())
+            missing = spec.prompts_per_step - int(has_variance.sum())
             if missing <= 0:
                 break
             more_right, more_formed = _groups(spec, state, rng, missing)
             right, well_formed = np.concatenate([right, more_right]), np.concatenate([well_formed, more_formed])
-            teaches = (right > 0) & (right < size)
-        trained = np.flatnonzero(teaches)[: spec.prompts_per_step]
+            has_variance = (right > 0) & (right < size)
+        trained = np.flatnonzero(has_variance)[: spec.prompts_per_step]
     else:
         trained = np.arange(len(right))
 
@@ -153,7 +153,7 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
             response_length_min=int(lengths.min()),
             response_length_max=int(lengths.max()),
             truncated=Mean(float(np.count_nonzero(truncated)), completions),
-            zero_std=Mean(float(groups - np.count_nonzero(teaches)), float(groups)),
+            zero_std=Mean(float(groups - np.count_nonzero(has_variance)), float(groups)),
             updates=tuple(
                 _update(spec, state, rng, index, float(batch), lr, nan)
                 for index, (batch, lr) in enumerate(zip(batches, lrs, strict=True))
