@@ -180,7 +180,7 @@ def faulty(s3) -> Iterator[FaultyS3]:
 
 
 REAL_RAY = (
-    *("tests/e2e/test_real_sweep.py", "tests/e2e/test_another_machine.py", "tests/e2e/test_leaving.py"),
+    *("tests/e2e/test_real_sweep.py", "tests/e2e/test_another_machine.py", "tests/e2e/test_machine_release.py"),
     *("tests/e2e/test_cluster.py", "tests/sweeps/executors/test_ray_tune.py"),
 )
 LONG = ("tests/e2e/", "tests/chaos/", "tests/rl/")

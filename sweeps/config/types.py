@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from cost.money import Money
@@ -283,3 +284,13 @@ class SweepConfig:
     resume: str
     """auto: resume an unfinished sweep of the same plan. never: start a new sweep. failed: run the failed trials of the
     newest sweep of the same plan again. Otherwise the name of the sweep to resume."""
+
+    @property
+    def simulated(self) -> bool:
+        """Trials are simulated: no machine is used and no real time passes."""
+        return self.trainer.name == "simulated"
+
+    @property
+    def database(self) -> str | Path:
+        """The database of ledger and journal: an SQLAlchemy URL, or an SQLite file."""
+        return self.storage.database_url or Path(self.paths.root) / "ledger.db"

@@ -23,11 +23,11 @@ from cost.records import StoredEvent, StoreError
 from rl.codec import from_json
 from sweeps.config.text_values import Duration
 from sweeps.config.types import ConfigError, SweepConfig
-from sweeps.driver.resume import end_lost_attempts
 from sweeps.journal.event_codec import decode
 from sweeps.journal.events import DriverStarted, WarningIssued
 from sweeps.journal.journal import Journal, decisions, replay
-from sweeps.machines import release
+from sweeps.journal.lost_attempts import end_lost_attempts
+from sweeps.machines import lease, release
 from sweeps.storage.uploads import unsaved
 
 DB_VARIABLE = "GRPO_LADDER_DB"
@@ -51,7 +51,7 @@ class Seen:
 
 def start(cfg: SweepConfig, sweep_id: str, database: str | Path) -> subprocess.Popen[bytes] | None:
     """Start the timer of this sweep, detached; where one is at work already, the new one goes at once."""
-    if cfg.machine.deadman is None or not release.is_real(cfg):
+    if cfg.machine.deadman is None or not lease.is_real_machine(cfg):
         return None
     root = Path(cfg.paths.root).absolute()
     code = str(Path(__file__).resolve().parents[2])
@@ -156,7 +156,7 @@ def _fire(database: str | Path, sweep_dir: Path, after_seconds: float, tell: Cal
             own = {"machine": newest.machine, "storage": newest.storage} if newest else {}
             cfg = from_json(SweepConfig, {**journal.record.config, **{k: v for k, v in own.items() if v is not None}})
             left = unsaved(cfg.storage, ledger, sweep_dir.name, sweep_dir)
-            said = release.leave(cfg.machine, ledger, seen.lease_id, sweep_dir.name, left)
+            said = release.release(cfg.machine, ledger, seen.lease_id, sweep_dir.name, left)
             text = f"the driver was silent for {after_seconds:g} s and is dead: {said}"
             journal.append(WarningIssued(text))
             tell(text)

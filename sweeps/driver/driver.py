@@ -37,14 +37,12 @@ from sweeps.driver.finish import (
     failed,
     judge,
     keep_books,
+    release_machine,
 )
 from sweeps.driver.resume import (
     bring_checkpoints_back,
     check_can_run,
-    database,
     earlier_sweeps,
-    end_lost_attempts,
-    end_lost_attempts_of_all,
     held_sweep,
     simulated_until,
     to_go_on_with,
@@ -62,9 +60,10 @@ from sweeps.driver.summary import (
 from sweeps.executors import Executor
 from sweeps.forecast.step_time import from_data_sheet, measured
 from sweeps.journal.events import AttemptOutcome, DriverEnd, DriverEnded, DriverStarted
-from sweeps.machines import acquire, release
-from sweeps.machines.cards import hold_cards
-from sweeps.machines.machine import find_price, forecast_labels, machine_instance, ray_address
+from sweeps.journal.lost_attempts import end_lost_attempts, end_lost_attempts_of_all
+from sweeps.machines import acquire, lease, release
+from sweeps.machines.cards import lock_cards, ray_address
+from sweeps.machines.pricing import find_price, forecast_labels
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.promotion import promotion
 from sweeps.report import terminal
@@ -100,18 +99,18 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
             console.print(f"{known.sweep_id} is not finished: this goes on with it, {known.left} trials are left.")
         console.print("dry_run=true: nothing was run and nothing was written.")
         return EXIT_OK
-    check_can_run(cfg, root, console, acquire.per_hour(pricing))
+    check_can_run(cfg, root, console, pricing.per_hour_text)
     if step_up.problem:
         return EXIT_GATE
     clock = SystemClock()
-    if cfg.trainer.name == "simulated":
+    if cfg.simulated:
         clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, root, plan, records)))
     finished = known is not None and known.finished and cfg.resume != "failed"
-    came_up = bool(cfg.machine.up) and release.is_real(cfg) and not finished
+    came_up = bool(cfg.machine.up) and lease.is_real_machine(cfg) and not finished
     if came_up:
-        cfg = acquire.brought_up(cfg, console)
+        cfg = acquire.start(cfg, lambda text: console.print(Text(text), soft_wrap=True))
     try:
-        with _cards(cfg) as cards, Ledger.open(database(cfg, root), clock) as ledger:
+        with _cards(cfg) as cards, Ledger.open(cfg.database, clock) as ledger:
             ledger.close_dead()
             end_lost_attempts_of_all(ledger, records)
             with held_sweep(cfg, plan, ledger, root, known) as (journal, still_held):
@@ -123,11 +122,11 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                     return _run_sweep(session)
                 except StoreError as error:
                     print_stopped(console, error, typed)
-                    if held := release.still_held(cfg, None, acquire.per_hour(pricing)):
-                        session.tell(f"Machine:  {held}")
+                    if running := release.still_running_text(cfg, None, pricing.per_hour_text):
+                        session.tell(f"Machine:  {running}")
                     return EXIT_FAILED
     except (StoreError, ConfigError) as error:
-        undone = f"\n{acquire.undone(cfg, root, pricing)}" if came_up else ""
+        undone = f"\n{acquire.undo_start(cfg, pricing)}" if came_up else ""
         raise ConfigError(f"{error}{undone}") from error
 
 
@@ -144,7 +143,10 @@ def _run_sweep(session: Session) -> int:
     only_to_close = bool(record.lease_ids) and not record.left
     if not only_to_close and _cannot_be_paid(session, purse):
         return EXIT_BUDGET
-    lease_id = record.lease_ids[-1] if only_to_close else acquire.hold(session)
+    if only_to_close:
+        lease_id = record.lease_ids[-1]
+    else:
+        lease_id = acquire.attach(cfg, ledger, record.sweep_id, session.pricing, session.tell)
     purse.hold(ledger.lease_state(lease_id).lease)
     session.still_held()
     config = canonical(cfg)  # machine and storage may differ from those it was planned with
@@ -216,9 +218,9 @@ def _end(
     beside.stop_watching()
     stop = host.stopped if host is not None else None
     verdict = judge(session) if end is DriverEnd.DONE else None
-    going = release.goes(cfg, end, stop)
+    going = release.should_release(cfg, end, stop)
     if not going:
-        ledger.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken(stop) else end.value)
+        ledger.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken_back(stop) else end.value)
     report = session.report()
     write_costs(session.console, report, session.sweep_dir)
     # Last: a driver that is killed before it is followed by one that closes the books.
@@ -232,7 +234,7 @@ def _end(
     if end is not DriverEnd.FAILED:  # the error is reported by the caller
         print_end(session, report, verdict, end, stop, tracked=left.tracked)
         _say_unsaved(session, left)
-    acquire.leave(session, lease_id, going)
+    release_machine(session, lease_id, wanted=going)
     return code
 
 
@@ -240,18 +242,18 @@ def _cannot_be_paid(session: Session, purse: BudgetController) -> bool:
     """Whether not even one trial fits into a budget; if so, it is said, and nothing more is held."""
     cfg, ledger = session.cfg, session.ledger
     sweep_id = session.record.sweep_id
-    held = ledger.open_lease_of(machine_instance(cfg, sweep_id))
+    held = ledger.open_lease_of(lease.machine_instance(cfg, sweep_id))
     if not (refusal := purse.refusal(held is not None)):
         return False
     session.journal.append(DriverEnded(DriverEnd.BUDGET, refusal))
     print_budget(session.console, refusal, session.typed)
     if held is not None and sweep_id in held.sweeps:  # a driver of this sweep died and left the machine
-        going = release.goes(cfg, DriverEnd.BUDGET, None)
+        going = release.should_release(cfg, DriverEnd.BUDGET, None)
         if not going:
             ledger.detach(held.lease.lease_id, sweep_id, "budget")
-        acquire.leave(session, held.lease.lease_id, going)
-    elif cfg.machine.up and release.is_real(cfg) and held is None:
-        session.tell(release.undo_up(cfg.machine, acquire.per_hour(session.pricing)))
+        release_machine(session, held.lease.lease_id, wanted=going)
+    elif cfg.machine.up and lease.is_real_machine(cfg) and held is None:
+        session.tell(acquire.release_started(cfg, session.pricing))
     return True
 
 
@@ -263,11 +265,11 @@ def _say_unsaved(session: Session, left: Undelivered) -> None:
 
 def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
     """The cards that trials may use: this host's free ones. Simulated ones and a cluster's are not locked."""
-    if cfg.trainer.name == "simulated":
+    if cfg.simulated:
         return nullcontext(tuple(range(cfg.machine.cards)))
     if ray_address(cfg) != "local":
         return _cluster_cards(cfg)
-    return hold_cards(cfg.machine, cfg.search.cards_per_trial)
+    return lock_cards(cfg.machine, cfg.search.cards_per_trial)
 
 
 @contextmanager

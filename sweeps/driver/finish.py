@@ -10,10 +10,11 @@ from cost.ledger.sqlite_copy import daily_backup
 from cost.records import StoreError
 from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.session import Session
-from sweeps.journal.events import DriverEnd, GateVerdict
+from sweeps.journal.events import DriverEnd, GateVerdict, WarningIssued
 from sweeps.journal.journal import SweepRecord, TrialState
+from sweeps.machines import release
 from sweeps.protocol.gates import metric_gate
-from sweeps.storage.uploads import bucket_of_sweeps
+from sweeps.storage.uploads import bucket_of_sweeps, unsaved
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -45,6 +46,31 @@ def snapshot(session: Session) -> None:
         session.warn(
             f"no snapshot of the ledger was made: {error}; the next sweep or `python -m cost backup --to` will"
         )
+
+
+def release_machine(session: Session, lease_id: str, *, wanted: bool) -> None:
+    """Release the machine, if wanted; otherwise report that it is still running, and its cost."""
+    cfg, ledger, sweep_id = session.cfg, session.ledger, session.record.sweep_id
+    per_hour = session.pricing.per_hour_text
+    if wanted:
+        left = [] if cfg.machine.down_unsaved else unsaved(cfg.storage, ledger, sweep_id, session.sweep_dir)
+        # A snapshot before the machine stops, since this process may stop with it, and one with the outcome.
+        text = release.release(
+            cfg.machine,
+            ledger,
+            lease_id,
+            sweep_id,
+            left,
+            before_stop=lambda: snapshot(session),
+            per_hour=per_hour,
+        )
+        if ledger.lease_state(lease_id).to_ns is None:
+            session.journal.append(WarningIssued(text))
+        snapshot(session)
+    else:
+        text = release.still_running_text(cfg, ledger.lease_state(lease_id), per_hour)
+    if text:
+        session.tell(f"Machine:  {text}")
 
 
 def failed(record: SweepRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from sweeps.config.axes import recipes
 from sweeps.config.build import canonical
 from sweeps.config.diff import changed_keys
 from sweeps.config.types import ConfigError, SweepConfig
-from sweeps.journal.events import AttemptOutcome, RetryPlanned, SweepPlanned
+from sweeps.journal.events import RetryPlanned, SweepPlanned
 from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep_ids
-from sweeps.machines.machine import ray_address
-from sweeps.machines.release import what_to_rent
+from sweeps.machines.cards import ray_address
+from sweeps.machines.release import rent_hint
 from sweeps.planning.plan import Plan
 from sweeps.storage.uploads import bring_back, check_bucket
 
@@ -32,13 +32,9 @@ MOST_CHANGES = 12
 """Changed keys that a refusal lists."""
 
 
-def database(cfg: SweepConfig, root: Path) -> str | Path:
-    return cfg.storage.database_url or root / "ledger.db"
-
-
 def earlier_sweeps(cfg: SweepConfig, root: Path) -> list[SweepRecord]:
     """What the ledger knows of earlier sweeps, oldest first; nothing where there is no ledger yet."""
-    place = database(cfg, root)
+    place = cfg.database
     if isinstance(place, Path) and not place.exists():
         return []
     try:
@@ -48,28 +44,6 @@ def earlier_sweeps(cfg: SweepConfig, root: Path) -> list[SweepRecord]:
         return []
     except StoreError as error:
         raise ConfigError(str(error)) from error
-
-
-def end_lost_attempts(journal: Journal, held: Collection[tuple[str, int]] = ()) -> None:
-    """Attempts whose driver died are over; their usages were closed at its last heartbeat. `held`: those that live."""
-    for trial in journal.record.trials.values():
-        if trial.state is TrialState.RUNNING and (trial.trial_id, trial.attempts[-1].attempt) not in held:
-            said = "its driver ended without closing it"
-            outcome = AttemptOutcome.LOST
-            if trial.pruned is not None:
-                outcome, said = AttemptOutcome.PRUNED, trial.pruned
-            journal.end_attempt(trial.trial_id, trial.attempts[-1].attempt, outcome, said)
-
-
-def end_lost_attempts_of_all(ledger: Ledger, earlier: Sequence[SweepRecord]) -> None:
-    """The same for every sweep, so that none looks as if it ran until somebody goes on with it. Comes after
-    `Ledger.close_dead`: what still holds cards lives."""
-    for record in earlier:
-        if all(trial.state is not TrialState.RUNNING for trial in record.trials.values()):
-            continue
-        with ledger.transaction():  # no driver writes between the look and the entry
-            held = [(u.key.trial_id, u.key.attempt) for u in ledger.usages(sweep_id=record.sweep_id, only_open=True)]
-            end_lost_attempts(Journal(ledger, record.sweep_id, record), held)
 
 
 def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[SweepRecord]) -> int:
@@ -82,7 +56,7 @@ def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[
     if not same_plan:
         return 0
     leases = {lease_id for record in same_plan for lease_id in record.lease_ids}
-    with Ledger.open(database(cfg, root), create=False, read_only=True) as ledger:
+    with Ledger.open(cfg.database, create=False, read_only=True) as ledger:
         beats = [s.last_heartbeat_ns for s in ledger.leases() if s.lease.lease_id in leases]
     return max([r.last_ns for r in same_plan] + beats) + HEARTBEAT_NS
 
@@ -107,7 +81,7 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console, per_hour: str 
         check_bucket(cfg.storage)
     except BucketError as error:
         raise ConfigError(f"storage.bucket={cfg.storage.bucket}: {error}; or storage=local keeps all here") from error
-    if cfg.trainer.name == "simulated":
+    if cfg.simulated:
         return
     if cfg.machine.device == "cuda" and not cfg.machine.up:
         import torch
@@ -115,7 +89,7 @@ def check_can_run(cfg: SweepConfig, root: Path, console: Console, per_hour: str 
         if torch.cuda.device_count() < cfg.machine.cards and ray_address(cfg) == "local":
             raise ConfigError(
                 f"machine={cfg.machine.name} has {cfg.machine.cards} x {cfg.machine.card_name}, and this host shows "
-                f"{torch.cuda.device_count()} CUDA devices: {what_to_rent(cfg.machine, per_hour)}; or choose another "
+                f"{torch.cuda.device_count()} CUDA devices: {rent_hint(cfg.machine, per_hour)}; or choose another "
                 "machine with machine="
             )
     from rl.models import prepare
@@ -155,7 +129,7 @@ def to_go_on_with(cfg: SweepConfig, plan: Plan, root: Path, earlier: Sequence[Sw
     if known is None or known.finished:
         return known
     try:
-        by = lock_owner(database(cfg, root), known.sweep_id)
+        by = lock_owner(cfg.database, known.sweep_id)
     except StoreError as error:
         raise ConfigError(str(error)) from error
     if by is not None:  # said before a machine is brought up, or cards are asked for that it holds
@@ -175,7 +149,7 @@ def held_sweep(
     Raises:
         ConfigError: another process drives the sweep.
     """
-    place = database(cfg, root)
+    place = cfg.database
     with ExitStack() as stack:
         try:
             if known:
@@ -257,7 +231,7 @@ def _new_name(
             continue
         with ExitStack() as this_one:
             try:
-                still_held = this_one.enter_context(sweep_lock(database(cfg, root), sweep_id))
+                still_held = this_one.enter_context(sweep_lock(cfg.database, sweep_id))
             except SweepLockedError:
                 if cfg.resume == "never":
                     continue

@@ -16,12 +16,12 @@ from cost.ledger.ledger import Ledger
 from cost.money import money_text
 from cost.reports.by_trial import Report, sweep_report, trial_costs
 from sweeps.config.types import SweepConfig
-from sweeps.driver.resume import database
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import Journal, SweepRecord
-from sweeps.machines.machine import Pricing, draws_power, machine_instance
-from sweeps.machines.preemption import Watch, probe_of
+from sweeps.machines import lease
+from sweeps.machines.preemption import PreemptionWatch, probe_of
+from sweeps.machines.pricing import Pricing
 from sweeps.report.mlflow import Tracker, default_uri
 from sweeps.storage.uploads import Uploader
 
@@ -62,7 +62,7 @@ class Session:
 
     @property
     def database(self) -> str | Path:
-        return database(self.cfg, self.root)
+        return self.cfg.database
 
     def read_ledger(self) -> Ledger:
         """One more, for a thread of its own."""
@@ -102,7 +102,7 @@ class BackgroundServices:
     def __init__(self, session: Session) -> None:
         self._session = session
         cfg, sweep_id = session.cfg, session.record.sweep_id
-        self._preemption = Watch(probe_of(cfg.machine.preemption), session.warn)
+        self._preemption = PreemptionWatch(probe_of(cfg.machine.preemption), session.warn)
         self._tracker = Tracker(
             uri=cfg.tracking.uri or default_uri(session.root),
             experiment=cfg.tracking.experiment,
@@ -129,8 +129,8 @@ class BackgroundServices:
     def _meter(self) -> PowerMeter | None:
         """Own hardware with cards that tell what they draw."""
         cfg = self._session.cfg
-        measurable = cfg.machine.device == "cuda" and cfg.trainer.name != "simulated"
-        return PowerMeter() if measurable and draws_power(self._session.pricing) else None
+        measurable = cfg.machine.device == "cuda" and not cfg.simulated
+        return PowerMeter() if measurable and self._session.pricing.by_energy else None
 
     def start(self) -> None:
         for thread in (self._preemption, self._tracker, self._uploader, self._meter):
@@ -145,7 +145,8 @@ class BackgroundServices:
         """Before the books are closed: what is measured is written down, and nothing more is heard."""
         self._preemption.close()
         if self._meter is not None:
-            self._meter.close(self._session.ledger, machine_instance(self._session.cfg, self._session.record.sweep_id))
+            session = self._session
+            self._meter.close(session.ledger, lease.machine_instance(session.cfg, session.record.sweep_id))
 
     def drain(self, end: DriverEnd) -> Undelivered:
         """After the books are closed: deliver what waits. Who interrupts a sweep does not wait for long."""

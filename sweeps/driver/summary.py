@@ -22,7 +22,7 @@ from sweeps.driver.session import Session
 from sweeps.forecast.step_time import StepTime, sweep_seconds
 from sweeps.journal.events import DriverEnd, GateVerdict
 from sweeps.journal.journal import TrialState
-from sweeps.machines.machine import Pricing
+from sweeps.machines.pricing import Pricing
 from sweeps.planning.plan import Plan, make_plan
 from sweeps.protocol.promotion import Promotion
 from sweeps.report import terminal
@@ -51,7 +51,7 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
         console.print(f"  about {terminal.duration(total)} and {pricing.of(total)}, at most {pricing.of(bound)}")
         console.print(f"  ({time.source})")
     else:
-        unknown = "" if cfg.trainer.name == "simulated" else "model size unknown, "
+        unknown = "" if cfg.simulated else "model size unknown, "
         console.print(f"  Time unknown: {unknown}no earlier run on this machine. One hour costs {pricing.of(3600)}.")
     for warning in filter(None, (*plan.warnings, why_never_pruning(cfg, plan.trials or plan.typical))):
         console.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)

@@ -104,7 +104,7 @@ def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
     once per token, for all completions of a batch together.
     """
     parameters = _parameters(cfg)
-    if parameters is None or cfg.trainer.name == "simulated":
+    if parameters is None or cfg.simulated:
         return None
     machine, cards, rollout = cfg.machine, cfg.search.cards_per_trial, cfg.rollout
     pass_seconds = 2 * parameters / (_TRAINING_EFFICIENCY * machine.tflops * 1e12 * cards)

@@ -1,1 +1,1 @@
-"""The machine of a sweep: its lease, cards and price, and acquiring and releasing it."""
+"""The machine of a sweep: its price, its lease, its cards, and how it is acquired and released."""

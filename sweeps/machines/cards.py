@@ -1,6 +1,7 @@
-"""The cards of this host, held by lock, so that two sweeps on one machine never use the same one.
+"""The cards that a sweep may use: cards of this host, each locked by one process, or those of a Ray cluster.
 
-A lock belongs to a process and goes with it, however it ends. On a cluster, Ray arbitrates and nothing is held here.
+Two sweeps on one host never use the same card. A lock belongs to a process and ends with it. On a cluster, Ray assigns
+the cards and nothing is locked here.
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sweeps.config.types import ConfigError, MachineConfig
+from sweeps.config.types import ConfigError, MachineConfig, SweepConfig
 
-FOLDER = Path(os.environ.get("GRPO_LADDER_LOCKS") or Path(tempfile.gettempdir()) / "grpo-ladder-cards")
-"""One place for all sweeps of this host. Whoever sets the variable says that no other sweep uses these cards."""
+LOCK_FOLDER = Path(os.environ.get("GRPO_LADDER_LOCKS") or Path(tempfile.gettempdir()) / "grpo-ladder-cards")
+"""The lock files of all sweeps of this host. Set GRPO_LADDER_LOCKS only where no other sweep uses the same cards."""
+
+
+def ray_address(cfg: SweepConfig) -> str:
+    """The address of the Ray that runs the trials; `local` for a new Ray on this host."""
+    cluster = cfg.machine.cluster
+    return os.environ.get("RAY_ADDRESS", "local") if cluster == "auto" else cluster
 
 
 @contextmanager
-def hold_cards(machine: MachineConfig, at_least: int, folder: Path = FOLDER) -> Iterator[tuple[int, ...]]:
-    """Hold the host's free cards, all of the machine's if nobody else has any; their indices.
+def lock_cards(machine: MachineConfig, at_least: int, folder: Path = LOCK_FOLDER) -> Iterator[tuple[int, ...]]:
+    """Lock the host's free cards, at most those of the machine; their indices.
 
     Raises:
-        ConfigError: fewer than `at_least` are free; it names who holds the others.
+        ConfigError: fewer than `at_least` cards are free; the message names the processes that use the others.
     """
     folder.mkdir(mode=0o777, exist_ok=True)
-    held: list[int] = []
-    holders: list[str] = []
+    locked: list[int] = []
+    owners: list[str] = []
     with ExitStack() as stack:
         for index in range(machine.cards):
             descriptor = os.open(folder / f"{machine.device}-{index}", os.O_RDWR | os.O_CREAT, 0o666)
@@ -35,16 +42,15 @@ def hold_cards(machine: MachineConfig, at_least: int, folder: Path = FOLDER) -> 
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holders.append(file.read().strip() or "unknown")
+                owners.append(file.read().strip() or "unknown")
                 continue
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            held.append(index)
-        if len(held) < at_least:
+            locked.append(index)
+        if len(locked) < at_least:
             raise ConfigError(
-                f"machine={machine.name}: {len(held)} of its {machine.cards} cards are free on this host and a trial "
-                f"needs {at_least}; the others are held by process {', '.join(sorted(set(holders)))}: wait for it, or "
-                "end it"
+                f"machine={machine.name}: {len(locked)} of its {machine.cards} cards are free on this host and a trial "
+                f"needs {at_least}; process {', '.join(sorted(set(owners)))} uses the others: wait for it, or end it"
             )
-        yield tuple(held)
+        yield tuple(locked)

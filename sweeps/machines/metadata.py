@@ -1,6 +1,8 @@
-"""What a cloud tells a machine about itself, from the link-local address that every cloud answers at.
+"""Instance metadata of EC2 and Google Cloud, from the link-local address of the metadata service.
 
-Only asks, with short timeouts, and never through a proxy. Elsewhere nobody answers, which is an answer too.
+Only reads, with short timeouts and never through a proxy. On other machines no service answers.
+
+Tested in tests/sweeps/machines/test_preemption.py.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def get(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
-    """The body; None: the service says that there is no such thing (404).
+    """The body of the response; None: the service has no such value (404).
 
     Raises:
-        OSError: nobody answers, or with another error.
+        OSError: no answer, or another error.
     """
     request = urllib.request.Request(url, headers=headers, method=method)
     try:
@@ -31,7 +33,7 @@ def get(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
 
 
 def ec2(path: str, address: str = ADDRESS) -> str | None:
-    """A value of EC2's instance metadata (version 2: a token first). See `get`."""
+    """A value of EC2's instance metadata, version 2: a token is requested first. See `get`."""
     token = get(f"{address}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "300"}, "PUT")
     return get(f"{address}/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token or ""})
 
@@ -42,7 +44,7 @@ def gcp(path: str, address: str = ADDRESS) -> str | None:
 
 
 def ec2_instance_id() -> str:
-    """Of this host; empty where it is no EC2 instance."""
+    """The instance id of this host; empty where it is no EC2 instance."""
     try:
         return (ec2("instance-id") or "").strip()
     except OSError:

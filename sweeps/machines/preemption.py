@@ -1,7 +1,7 @@
-"""Notices that the machine is about to be taken away, from whoever gives them: asked every few seconds, in a thread.
+"""Watches for notices that the provider is about to take the machine back. A thread asks every few seconds.
 
-On a notice the driver tells every trial to write a checkpoint and end; the sweep can be resumed. A service that does
-not answer is no notice, and is complained of once.
+On a notice, the driver stops every trial with a checkpoint, and the sweep can be resumed. A source that does not answer
+gives no notice, and one warning.
 """
 
 from __future__ import annotations
@@ -22,62 +22,62 @@ COMMAND_SECONDS = 10.0
 
 
 class Probe(Protocol):
-    """Where notices come from."""
+    """Asks one source for a notice."""
 
     def notice(self) -> str | None:
-        """What is about to happen, for a person; None: nothing is.
+        """What is about to happen, for people; None: nothing.
 
         Raises:
-            OSError: nobody answers.
+            OSError: the source does not answer.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Ec2Probe:
-    """The spot interruption notice of this instance, two minutes ahead."""
+    """The spot interruption notice of this EC2 instance, two minutes ahead."""
 
     address: str = metadata.ADDRESS
 
     def notice(self) -> str | None:
-        told = metadata.ec2("spot/instance-action", self.address)
-        if told is None:
+        answer = metadata.ec2("spot/instance-action", self.address)
+        if answer is None:
             return None
         try:
-            body = json.loads(told)
+            body = json.loads(answer)
             return f"EC2 will {body['action']} this instance at {body['time']}"
         except (ValueError, KeyError, TypeError):
-            return f"EC2 has given notice: {told.strip()[:100]}"
+            return f"EC2 has given notice: {answer.strip()[:100]}"
 
 
 @dataclass(frozen=True)
 class GcpProbe:
-    """Whether this instance of Google Cloud has been preempted; thirty seconds are left then."""
+    """Whether Google Cloud has preempted this instance, thirty seconds ahead."""
 
     address: str = metadata.ADDRESS
 
     def notice(self) -> str | None:
-        told = metadata.gcp("instance/preempted", self.address)
-        return "Google Cloud has preempted this instance" if (told or "").strip().upper() == "TRUE" else None
+        answer = metadata.gcp("instance/preempted", self.address)
+        return "Google Cloud has preempted this instance" if (answer or "").strip().upper() == "TRUE" else None
 
 
 @dataclass(frozen=True)
 class FileProbe:
-    """A file that somebody else's hook writes."""
+    """A file whose existence is the notice, written by another program."""
 
     path: Path
 
     def notice(self) -> str | None:
         try:
-            words = self.path.read_text(encoding="utf-8", errors="replace")[:200].split()
+            text = self.path.read_text(encoding="utf-8", errors="replace")[:200]
         except FileNotFoundError:
             return None
-        return " ".join(words) or f"{self.path} is there"
+        return " ".join(text.split()) or f"{self.path} exists"
 
 
 @dataclass(frozen=True)
 class CommandProbe:
-    """A command whose exit code 0 is a notice."""
+    """A command that gives notice with exit code 0."""
 
     command: str
 
@@ -87,10 +87,10 @@ class CommandProbe:
                 self.command, shell=True, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise OSError(f"{self.command} did not end in {COMMAND_SECONDS:g} s") from error
+            raise OSError(f"{self.command} did not end within {COMMAND_SECONDS:g} s") from error
         if done.returncode != 0:
             return None
-        return " ".join(done.stdout.split())[:200] or f"{self.command} ended with exit code 0"
+        return " ".join(done.stdout.split())[:200] or f"{self.command} exited with 0"
 
 
 def probe_of(source: PreemptionSource) -> Probe | None:
@@ -108,34 +108,34 @@ def probe_of(source: PreemptionSource) -> Probe | None:
             return None
 
 
-class Watch:
-    """Asks a probe until it gives notice. `notice` is for any thread to read."""
+class PreemptionWatch:
+    """Asks a probe until it gives notice. Any thread may read `notice`."""
 
     def __init__(self, probe: Probe | None, warn: Callable[[str], None], every_seconds: float = EVERY_SECONDS) -> None:
         self.notice: str | None = None
         self._probe, self._warn, self._every_seconds = probe, warn, every_seconds
-        self._complained = False
-        self._over = threading.Event()
+        self._warned = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="preemption", daemon=True)
 
     def start(self) -> None:
-        """Ask once, at once, and go on asking in the background."""
+        """Ask once now, then keep asking in the background."""
         if self._probe is not None:
             self.ask()
             self._thread.start()
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
 
     def ask(self) -> None:
         assert self._probe is not None
         try:
             self.notice = self.notice or self._probe.notice()
         except OSError as error:
-            if not self._complained:
-                self._complained = True
-                self._warn(f"machine.preemption: nobody answers ({error}); notices will not be heard until it does")
+            if not self._warned:
+                self._warned = True
+                self._warn(f"machine.preemption: no answer ({error}); preemption notices cannot be received")
 
     def _run(self) -> None:
-        while self.notice is None and not self._over.wait(self._every_seconds):
+        while self.notice is None and not self._closed.wait(self._every_seconds):
             self.ask()

@@ -64,7 +64,7 @@ def promotion(records: Sequence[SweepRecord], cfg: SweepConfig) -> Promotion:
     if not below:
         return Promotion(None, (), "")
     config = canonical(cfg)
-    recipe, simulated = recipe_hash(config), cfg.trainer.name == "simulated"
+    recipe, simulated = recipe_hash(config), cfg.simulated
     same = [
         (r, tried)
         for r in records

@@ -26,7 +26,7 @@ from rl.spec import Stop, StopKind
 from sweeps.config.types import SweepConfig
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import SweepRecord, TrialRecord
-from sweeps.machines.machine import Pricing
+from sweeps.machines.pricing import Pricing
 from sweeps.scheduling.cost_bound import Bound, Bounds, MeasuredBounds
 from sweeps.scheduling.limits import SweepLimits
 from sweeps.scheduling.queue import TrialQueue

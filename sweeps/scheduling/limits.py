@@ -18,7 +18,7 @@ from cost.money import Money, money_text
 from cost.prices.book import PriceRow
 from cost.prices.fx import MissingRateError, Rate, convert, load_rates, rate_notes
 from sweeps.config.types import MONEY_KEYS, ConfigError, SweepConfig
-from sweeps.machines.machine import Pricing
+from sweeps.machines.pricing import Pricing
 
 WARN_AT_PERCENT = (50, 80, 95)
 LOOK_NS = 10**9
@@ -50,7 +50,7 @@ class SweepLimits:
         """
         self._ledger, self._book, self._row = ledger, pricing.book, pricing.row
         self._sweep_id, self._stage = sweep_id, cfg.stage.name
-        self._simulated = cfg.trainer.name == "simulated"
+        self._simulated = cfg.simulated
         budget = cfg.budget
         configured = {
             f"sweep:{sweep_id}": ("sweep_limit", budget.sweep_limit),

@@ -23,8 +23,8 @@ from cost.ledger.ledger import Ledger
 from cost.periods import instant_text
 from cost.records import LedgerError
 from sweeps.config.overrides import CONF_DIR
-from sweeps.driver.resume import end_lost_attempts_of_all
 from sweeps.journal.journal import SweepRecord, load, sweep_ids
+from sweeps.journal.lost_attempts import end_lost_attempts_of_all
 from sweeps.storage import s3_checkpoints
 from sweeps.storage.uploads import ARTIFACTS
 

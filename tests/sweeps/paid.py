@@ -18,7 +18,7 @@ from sweeps.executors.in_process import InProcessExecutor
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.events import DriverEnd, DriverEnded, DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialRecord
-from sweeps.machines.machine import Pricing
+from sweeps.machines.pricing import Pricing
 from sweeps.planning.plan import make_plan
 from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.cost_bound import Bounds

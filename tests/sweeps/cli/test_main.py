@@ -18,9 +18,10 @@ from sweeps.config.build import compose
 from sweeps.config.types import ConfigError
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
-from sweeps.driver.resume import earlier_sweeps, end_lost_attempts_of_all, held_sweep, to_go_on_with
+from sweeps.driver.resume import earlier_sweeps, held_sweep, to_go_on_with
 from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 from sweeps.journal.journal import Journal, TrialState, load
+from sweeps.journal.lost_attempts import end_lost_attempts_of_all
 from sweeps.planning.plan import make_plan
 from tests.sweeps.in_process import Silent, a_sweep
 

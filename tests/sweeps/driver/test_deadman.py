@@ -20,7 +20,8 @@ from sweeps.config.build import canonical, compose
 from sweeps.driver.deadman import start, watch
 from sweeps.journal.events import AttemptStarted, DriverEnd, DriverEnded, DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialState, load
-from sweeps.machines.machine import find_price, hold_machine
+from sweeps.machines.lease import attach_to_machine
+from sweeps.machines.pricing import find_price
 from sweeps.planning.plan import make_plan
 from tests.e2e.test_sweep_command import ROOT, module
 
@@ -37,7 +38,7 @@ def begin(root: Path, ledger: Ledger, *more: str) -> tuple[Journal, str]:
     cfg = configuration(root, *more)
     journal = Journal(ledger, SWEEP)
     journal.append(SweepPlanned.from_plan(make_plan(cfg), "smoke", cfg.machine.name, canonical(cfg)))
-    lease_id = hold_machine(cfg, ledger, SWEEP, find_price(cfg))
+    lease_id = attach_to_machine(cfg, ledger, SWEEP, find_price(cfg))
     journal.append(DriverStarted(lease_id, os.getpid()))
     journal.catch_up()
     return journal, lease_id
@@ -88,7 +89,7 @@ def test_a_driver_killed_with_nine_leaves_a_timer_that_takes_the_machine_down_an
     process.wait()
     until(lambda: (tmp_path / "gone").exists())
     until(lambda: not timer.is_running() or timer.status() == psutil.STATUS_ZOMBIE)
-    assert "is dead: cpu is given back" in log.read_text()
+    assert "is dead: cpu was released" in log.read_text()
     with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
         assert all(state.to_ns is not None and state.released for state in ledger.leases())
     assert "the driver was silent for 2 s" in module(tmp_path, "sweeps", "show", "--root", str(tmp_path)).stdout
@@ -143,7 +144,7 @@ def test_another_driver_that_goes_on_with_the_sweep_is_heard_and_counted_from(tm
         _, lease_id = begin(tmp_path, ledger)
         clock = Time((50, lambda: ledger.heartbeat(lease_id)), (100, lambda: ledger.heartbeat(lease_id)))
         told = watched(tmp_path, clock)
-        assert "is given back" in told[-1]
+        assert "was released" in told[-1]
         assert 160 <= clock.now < 200
         assert ledger.lease_state(lease_id).released
 
@@ -161,7 +162,7 @@ def test_a_driver_killed_between_its_end_and_the_machines_is_followed_by_the_tim
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, _ = begin(tmp_path, ledger)
         journal.append(DriverEnded(DriverEnd.DONE))
-        assert "is given back" in watched(tmp_path, Time())[-1]
+        assert "was released" in watched(tmp_path, Time())[-1]
     assert (tmp_path / "gone").exists()
 
 
@@ -176,7 +177,7 @@ def test_it_takes_down_what_the_newest_driver_is_on_after_as_long_as_that_one_sa
             journal.append(AttemptStarted(next(iter(journal.record.trials)), 1, lease_id, from_step=0))
 
         clock = Time((50, go_on))
-        assert "is given back" in watched(tmp_path, clock)[-1]
+        assert "was released" in watched(tmp_path, clock)[-1]
         assert 350 <= clock.now < 400
         assert [t.state for t in load(ledger, SWEEP).trials.values()].count(TrialState.PREEMPTED) == 1
     assert (tmp_path / "other").exists()
@@ -198,7 +199,7 @@ def test_a_ledger_that_cannot_be_read_is_no_reason_to_take_a_machine_away(tmp_pa
     clock = Time(
         (10, lambda: (tmp_path / "ledger.db").rename(away)), (500, lambda: away.rename(tmp_path / "ledger.db"))
     )
-    assert "is given back" in watched(tmp_path, clock)[-1]
+    assert "was released" in watched(tmp_path, clock)[-1]
     assert clock.now > 500 + 60 - 20
 
 
@@ -208,7 +209,7 @@ def test_what_lies_on_the_machine_only_keeps_the_timer_from_taking_it_down(tmp_p
         (tmp_path / SWEEP).mkdir(exist_ok=True)
         (tmp_path / SWEEP / "config.yaml").write_text("x: 1\n")
         told = watched(tmp_path, Time())
-        assert "NOT taken down" in told[-1]
+        assert "NOT released" in told[-1]
         assert ledger.lease_state(lease_id).to_ns is None
         assert "the driver was silent" in str([e.body for e in ledger.events(f"sweep:{SWEEP}")][-1])
         assert load(ledger, SWEEP).ended is None

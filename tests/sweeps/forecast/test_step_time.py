@@ -14,7 +14,7 @@ from cost.reports.by_trial import sweep_report
 from sweeps.config.build import compose
 from sweeps.driver.driver import run
 from sweeps.forecast.step_time import from_data_sheet, measured, sweep_seconds
-from sweeps.machines.machine import find_price, forecast_labels
+from sweeps.machines.pricing import find_price, forecast_labels
 from sweeps.planning.plan import make_plan
 from tests.sweeps.in_process import a_sweep
 

@@ -1,4 +1,4 @@
-"""Notices of preemption: from real HTTP servers in place of the clouds' own, a file, a command; and what they stop."""
+"""Preemption notices: from HTTP servers in place of the metadata services, from a file, from a command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sweeps.config.text_values import PreemptionSource
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
 from sweeps.journal.journal import TrialState, load, sweep_ids
-from sweeps.machines.preemption import CommandProbe, Ec2Probe, FileProbe, GcpProbe, Probe, Watch, probe_of
+from sweeps.machines.preemption import CommandProbe, Ec2Probe, FileProbe, GcpProbe, PreemptionWatch, Probe, probe_of
 from tests.sweeps.in_process import a_sweep
 
 
@@ -34,20 +34,20 @@ class Cloud:
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    told = Cloud()
+    cloud = Cloud()
 
     class Metadata(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
-            told.asked.append(("PUT", self.path))
-            self._say("a-token" if self.headers.get("X-aws-ec2-metadata-token-ttl-seconds") else None)
+            cloud.asked.append(("PUT", self.path))
+            self._respond("a-token" if self.headers.get("X-aws-ec2-metadata-token-ttl-seconds") else None)
 
         def do_GET(self) -> None:
-            told.asked.append(("GET", self.path))
+            cloud.asked.append(("GET", self.path))
             aws, google = self.headers.get("X-aws-ec2-metadata-token"), self.headers.get("Metadata-Flavor")
             allowed = aws == "a-token" if "meta-data" in self.path else google == "Google"
-            self._say(told.answers.get(self.path) if allowed else None)
+            self._respond(cloud.answers.get(self.path) if allowed else None)
 
-        def _say(self, text: str | None) -> None:
+        def _respond(self, text: str | None) -> None:
             self.send_response(404 if text is None else 200)
             self.end_headers()
             self.wfile.write((text or "").encode())
@@ -56,14 +56,14 @@ def cloud() -> Iterator[Cloud]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
-    told.address = f"http://127.0.0.1:{server.server_port}"
+    cloud.address = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield told
+    yield cloud
     server.shutdown()
     server.server_close()
 
 
-def test_ec2_is_asked_with_a_token_and_its_two_minute_notice_is_told_with_its_moment(cloud):
+def test_ec2_is_asked_with_a_token_and_its_notice_has_the_time(cloud):
     assert Ec2Probe(cloud.address).notice() is None
     notice = {"action": "terminate", "time": "2026-11-29T20:18:11Z"}
     cloud.answers["/latest/meta-data/spot/instance-action"] = json.dumps(notice)
@@ -71,14 +71,14 @@ def test_ec2_is_asked_with_a_token_and_its_two_minute_notice_is_told_with_its_mo
     assert cloud.asked[0] == ("PUT", "/latest/api/token")
 
 
-def test_googles_word_for_it_is_true(cloud):
+def test_google_cloud_gives_notice_with_true(cloud):
     cloud.answers["/computeMetadata/v1/instance/preempted"] = "FALSE"
     assert GcpProbe(cloud.address).notice() is None
     cloud.answers["/computeMetadata/v1/instance/preempted"] = "TRUE"
     assert GcpProbe(cloud.address).notice() == "Google Cloud has preempted this instance"
 
 
-def test_a_file_or_a_command_can_give_notice_too(tmp_path):
+def test_a_file_or_a_command_can_give_notice(tmp_path):
     file, command = FileProbe(tmp_path / "notice"), CommandProbe(f"cat {tmp_path}/notice")
     assert file.notice() is None
     assert command.notice() is None
@@ -87,17 +87,17 @@ def test_a_file_or_a_command_can_give_notice_too(tmp_path):
 
 
 @pytest.mark.parametrize("probe", [Ec2Probe("http://127.0.0.1:1"), GcpProbe("http://127.0.0.1:1")])
-def test_a_service_that_does_not_answer_is_no_notice_and_is_complained_of_once(probe: Probe):
-    complaints: list[str] = []
-    watch = Watch(probe, complaints.append)
+def test_a_service_that_does_not_answer_gives_no_notice_and_one_warning(probe: Probe):
+    warnings: list[str] = []
+    watch = PreemptionWatch(probe, warnings.append)
     for _ in range(3):
         watch.ask()
     assert watch.notice is None
-    assert len(complaints) == 1
-    assert "nobody answers" in complaints[0]
+    assert len(warnings) == 1
+    assert "no answer" in warnings[0]
 
 
-def test_the_probe_is_the_one_that_the_configuration_names():
+def test_the_probe_follows_the_configuration():
     assert [type(probe_of(PreemptionSource.parse(text))) for text in ("ec2", "gcp", "file:/x", "command:true")] == [
         *(Ec2Probe, GcpProbe, FileProbe, CommandProbe)
     ]
@@ -105,10 +105,12 @@ def test_the_probe_is_the_one_that_the_configuration_names():
     assert probe_of(PreemptionSource.parse("file:/x:y")) == FileProbe(Path("/x:y"))
 
 
-def test_a_notice_makes_every_trial_write_a_checkpoint_and_end_as_preempted(tmp_path):
-    told = []
+def test_a_notice_preempts_every_trial_with_a_checkpoint(tmp_path):
+    asked = []
     sweep = a_sweep(
-        tmp_path, "machine=h100x8", "search.trials=8", notice=lambda: told[0] if len(told) > 3 else told.append("soon")
+        tmp_path,
+        *("machine=h100x8", "search.trials=8"),
+        notice=lambda: asked[0] if len(asked) > 3 else asked.append("soon"),
     )
     sweep.run()
     trials = list(sweep.journal.record.trials.values())
@@ -121,25 +123,25 @@ def test_a_notice_makes_every_trial_write_a_checkpoint_and_end_as_preempted(tmp_
 
 @pytest.fixture(scope="module")
 def tracking(tmp_path_factory) -> str:
-    """One store for all: a fresh one takes seconds to make."""
+    """One MLflow store for all tests: creating one takes seconds."""
     return f"tracking.uri=sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
-def test_a_sweep_that_gets_notice_exits_130_says_why_and_can_be_resumed(tmp_path, tracking, capsys):
+def test_a_sweep_that_gets_notice_exits_130_responds_why_and_can_be_resumed(tmp_path, tracking, capsys):
     (tmp_path / "notice").write_text("terminate at noon")
     root = tmp_path / "runs"
     notice = f"machine.preemption=file:{tmp_path}/notice"
     assert run(compose(["+stage=smoke", "trainer=simulated", f"paths.root={root}", tracking, notice])) == 130
-    told = capsys.readouterr().out
-    assert "terminate at noon" in told
-    assert "Resume:" in told
+    text = capsys.readouterr().out
+    assert "terminate at noon" in text
+    assert "Resume:" in text
     with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
         assert [state.how for state in ledger.leases()] == ["taken_back"], "some providers then bill less"
         record = load(ledger, sweep_ids(ledger)[0])
     assert (record.ended, len(record.unfinished)) == ("interrupted", 3)
 
 
-def test_sigterm_lets_trials_write_a_checkpoint_too(tmp_path, tracking, monkeypatch, capsys):
+def test_sigterm_preempts_trials_with_a_checkpoint(tmp_path, tracking, monkeypatch, capsys):
     first = [True]
 
     def terminated(host: SweepController, *arguments) -> Command:
@@ -162,7 +164,7 @@ def test_sigterm_lets_trials_write_a_checkpoint_too(tmp_path, tracking, monkeypa
     assert run(compose(typed)) == 0
 
 
-def test_a_machine_with_nothing_to_do_for_max_idle_stops_the_sweep(tmp_path):
+def test_a_machine_idle_for_max_idle_stops_the_sweep(tmp_path):
     sweep = a_sweep(
         tmp_path,
         *("machine.max_idle=5m", "trainer.simulated.crash_at_step=2", "trainer.simulated.faults_every_attempt=true"),

@@ -1,4 +1,4 @@
-"""Machines come and go: what is run, what counts as gone, and what stays in the books until somebody says so."""
+"""Releasing a machine: which command runs, when a release is confirmed, and which lease stays open."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from botocore.stub import Stubber
 
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
+from cost.money import Money
 from cost.records import UsageKey
 from rl.spec import Stop, StopKind
 from sweeps.config.build import compose
 from sweeps.config.text_values import ReleaseMethod
 from sweeps.config.types import ConfigError, MachineConfig
 from sweeps.journal.events import DriverEnd
-from sweeps.machines import release
-from sweeps.machines.machine import find_price, hold_machine
+from sweeps.machines import acquire, provider, release
+from sweeps.machines.lease import attach_to_machine
+from sweeps.machines.pricing import Pricing, find_price
 from tests.e2e.test_sweep_command import module
 
 RENTED = [
@@ -35,44 +37,44 @@ def machine(*, down: str | None = None, **changes) -> MachineConfig:
 
 
 @pytest.fixture
-def held(tmp_path: Path):
-    """A ledger in which sweep s1 holds a machine."""
+def leased(tmp_path: Path):
+    """A ledger in which sweep s1 is attached to a machine."""
     cfg = compose(["+stage=smoke"])
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        yield ledger, hold_machine(cfg, ledger, "s1", find_price(cfg))
+        yield ledger, attach_to_machine(cfg, ledger, "s1", find_price(cfg))
 
 
-def test_a_command_that_ends_well_gives_the_machine_back_and_closes_the_lease_as_released(held, tmp_path):
-    ledger, lease_id = held
-    told = release.leave(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [])
+def test_a_successful_command_releases_the_machine_and_closes_the_lease_as_released(leased, tmp_path):
+    ledger, lease_id = leased
+    text = release.release(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [])
     assert (tmp_path / "gone").exists()
-    assert "is given back" in told
+    assert "was released" in text
     state = ledger.lease_state(lease_id)
     assert state.to_ns is not None
     assert state.released
     assert release_requests.unconfirmed(ledger) == {}
 
 
-def test_the_books_are_brought_away_after_the_request_is_in_them_and_before_the_command_runs(held, tmp_path):
-    ledger, lease_id = held
+def test_the_ledger_can_be_copied_after_the_request_and_before_the_command(leased, tmp_path):
+    ledger, lease_id = leased
     seen = []
 
-    def keep_books():
+    def keep_snapshot():
         seen.append((release_requests.unconfirmed(ledger), (tmp_path / "gone").exists()))
 
-    release.leave(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [], keep_books)
+    release.release(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [], before_stop=keep_snapshot)
     assert len(seen) == 1
     assert list(seen[0][0]) == [lease_id]
     assert seen[0][1] is False
 
 
-def test_a_release_that_nobody_confirms_stays_visible_and_goes_on_accruing_until_it_is_closed_by_hand(held, tmp_path):
-    ledger, lease_id = held
+def test_an_unconfirmed_release_stays_visible_until_the_lease_is_closed_by_hand(leased, tmp_path):
+    ledger, lease_id = leased
     down = machine(down="echo no such pod >&2; exit 3")
-    told = release.leave(down, ledger, lease_id, "s1", [], per_hour="2.69 USD")
-    assert "RELEASE_UNCONFIRMED" in told
-    assert "Its lease goes on at 2.69 USD an hour" in told
-    assert "exit code 3: no such pod" in told
+    text = release.release(down, ledger, lease_id, "s1", [], per_hour="2.69 USD")
+    assert "RELEASE_UNCONFIRMED" in text
+    assert "Its lease stays open and costs 2.69 USD an hour" in text
+    assert "exit code 3: no such pod" in text
     assert ledger.lease_state(lease_id).to_ns is None
     listed = module(tmp_path, "cost", "leases", "list", "--root", str(tmp_path)).stdout
     assert f"RELEASE_UNCONFIRMED: lease {lease_id} goes on: exit code 3" in listed
@@ -85,37 +87,37 @@ def test_a_release_that_nobody_confirms_stays_visible_and_goes_on_accruing_until
     assert release_requests.unconfirmed(ledger) == {}
 
 
-def test_a_sweep_that_takes_an_unconfirmed_machine_up_again_ends_the_alarm(held):
-    ledger, lease_id = held
-    release.leave(machine(down="false"), ledger, lease_id, "s1", [])
+def test_attaching_to_a_machine_ends_its_unconfirmed_release(leased):
+    ledger, lease_id = leased
+    release.release(machine(down="false"), ledger, lease_id, "s1", [])
     assert list(release_requests.unconfirmed(ledger)) == [lease_id]
     cfg = compose(["+stage=smoke"])
-    assert hold_machine(cfg, ledger, "s1", find_price(cfg)) == lease_id
+    assert attach_to_machine(cfg, ledger, "s1", find_price(cfg)) == lease_id
     assert release_requests.unconfirmed(ledger) == {}
 
 
-def test_what_lies_on_the_machine_only_keeps_it_unless_told_otherwise_or_its_disk_stays(held, tmp_path):
-    ledger, lease_id = held
+def test_what_lies_on_the_machine_only_keeps_it_unless_text_otherwise_or_its_disk_stays(leased, tmp_path):
+    ledger, lease_id = leased
     command = machine(down=f"touch {tmp_path}/gone")
-    told = release.leave(command, ledger, lease_id, "s1", ["the checkpoint of t1 at step 20"])
-    assert "NOT taken down" in told
-    assert "the checkpoint of t1 at step 20" in told
+    text = release.release(command, ledger, lease_id, "s1", ["the checkpoint of t1 at step 20"])
+    assert "NOT released" in text
+    assert "the checkpoint of t1 at step 20" in text
     assert not (tmp_path / "gone").exists()
     assert ledger.lease_state(lease_id).to_ns is None
-    stopped = release.leave(
-        machine(down="stop"), ledger, lease_id, "s1", ["x"], down=lambda *_: release.ReleaseOutcome(False, "?")
+    stopped = release.release(
+        machine(down="stop"), ledger, lease_id, "s1", ["x"], stop_machine=lambda *_: release.ReleaseOutcome(False, "?")
     )
-    assert "was asked to go" in stopped
-    release.leave(dataclasses.replace(command, down_unsaved=True), ledger, lease_id, "s1", ["x"])
+    assert "was requested and is not confirmed" in stopped
+    release.release(dataclasses.replace(command, down_unsaved=True), ledger, lease_id, "s1", ["x"])
     assert (tmp_path / "gone").exists()
     assert ledger.lease_state(lease_id).released
 
 
-def test_a_machine_that_another_sweep_is_on_is_left_to_it(held, tmp_path):
-    ledger, lease_id = held
+def test_a_machine_that_another_sweep_uses_is_not_released(leased, tmp_path):
+    ledger, lease_id = leased
     ledger.attach(lease_id, "s2")
-    told = release.leave(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [])
-    assert "s2 is still on it" in told
+    text = release.release(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [])
+    assert "s2 uses it" in text
     assert not (tmp_path / "gone").exists()
     assert ledger.lease_state(lease_id).sweeps == ("s2",)
 
@@ -123,41 +125,45 @@ def test_a_machine_that_another_sweep_is_on_is_left_to_it(held, tmp_path):
 @pytest.mark.parametrize(
     ("hook", "operation", "state"), [("stop", "stop", "stopped"), ("terminate", "terminate", "terminated")]
 )
-def test_ec2_is_asked_until_it_says_that_the_instance_is_gone(hook, operation, state, monkeypatch):
-    monkeypatch.setattr(release, "POLL_SECONDS", 0)
+def test_ec2_is_queried_until_it_reports_the_end_of_the_instance(hook, operation, state, monkeypatch):
+    monkeypatch.setattr(provider, "POLL_SECONDS", 0)
     client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
     ids = {"InstanceIds": ["i-0123456789abcdef0"]}
     with Stubber(client) as stub:
         stub.add_response(f"{operation}_instances", {}, ids)
         for name in ("running", "shutting-down" if hook == "terminate" else "stopping", state):
             stub.add_response("describe_instances", _instance(name), ids)
-        result = release.take_down(machine(down=hook, provider="aws"), "i-0123456789abcdef0", client)
+        result = provider.stop_machine(machine(down=hook, provider="aws"), "i-0123456789abcdef0", client)
         stub.assert_no_pending_responses()
-    assert result == release.ReleaseOutcome(True, f"EC2 says that i-0123456789abcdef0 is {state}")
+    assert result == release.ReleaseOutcome(True, f"EC2 reports i-0123456789abcdef0 as {state}")
 
 
-def test_an_instance_that_ec2_never_reports_gone_is_not_confirmed(monkeypatch):
-    monkeypatch.setattr(release, "POLL_SECONDS", 0)
-    monkeypatch.setattr(release, "POLLS", 2)
+def test_an_instance_that_ec2_never_reports_as_stopped_is_not_confirmed(monkeypatch):
+    monkeypatch.setattr(provider, "POLL_SECONDS", 0)
+    monkeypatch.setattr(provider, "POLLS", 2)
     client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
     with Stubber(client) as stub:
         stub.add_response("stop_instances", {})
         for _ in range(2):
             stub.add_response("describe_instances", _instance("stopping"))
-        result = release.take_down(machine(down="stop", provider="aws", instance_id="i-0123456789abcdef0"), "", client)
+        result = provider.stop_machine(
+            machine(down="stop", provider="aws", instance_id="i-0123456789abcdef0"), "", client
+        )
     assert not result.confirmed
-    assert "does not report i-0123456789abcdef0 as 'stopped'" in result.text
+    assert "does not report i-0123456789abcdef0 as stopped" in result.text
 
 
-def test_a_refusal_of_the_provider_leaves_the_lease_open(held):
-    ledger, lease_id = held
+def test_a_refused_request_leaves_the_lease_open(leased):
+    ledger, lease_id = leased
     client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
     with Stubber(client) as stub:
         stub.add_client_error("terminate_instances", "UnauthorizedOperation", "not allowed")
         there = machine(down="terminate", provider="aws", instance_id="i-0123456789abcdef0")
-        told = release.leave(there, ledger, lease_id, "s1", [], down=lambda m, i: release.take_down(m, i, client))
-    assert "RELEASE_UNCONFIRMED" in told
-    assert "not allowed" in told
+        text = release.release(
+            there, ledger, lease_id, "s1", [], stop_machine=lambda m, i: provider.stop_machine(m, i, client)
+        )
+    assert "RELEASE_UNCONFIRMED" in text
+    assert "not allowed" in text
     assert ledger.lease_state(lease_id).to_ns is None
 
 
@@ -175,64 +181,72 @@ def test_a_refusal_of_the_provider_leaves_the_lease_open(held):
         (DriverEnd.INTERRUPTED, StopKind.MACHINE_TAKEN, False),
     ],
 )
-def test_the_machine_goes_after_every_end_but_a_persons_and_its_providers(
+def test_the_machine_is_released_except_after_an_interruption_or_by_its_provider(
     end: DriverEnd, kind: StopKind | None, expected: bool
 ):
     stop = None if kind is None else Stop(kind, "why")
     down = 'machine.down="touch /gone"'
     cfg = compose(["+stage=smoke", down])
-    assert release.goes(cfg, end, stop) is expected
-    assert release.goes(compose(["+stage=smoke", down, "trainer=simulated"]), end, stop) is False
-    assert release.goes(compose(["+stage=smoke"]), end, stop) is False
+    assert release.should_release(cfg, end, stop) is expected
+    assert release.should_release(compose(["+stage=smoke", down, "trainer=simulated"]), end, stop) is False
+    assert release.should_release(compose(["+stage=smoke"]), end, stop) is False
 
 
-def test_without_down_a_rented_machine_is_told_with_its_price_and_own_hardware_is_not(held):
-    ledger, lease_id = held
+def test_without_down_a_rented_machine_is_text_with_its_price_and_own_hardware_is_not(leased):
+    ledger, lease_id = leased
     state = ledger.lease_state(lease_id)
     rented = compose(RENTED)
     lease = dataclasses.replace(state.lease, purchase="on_demand")
-    told = release.still_held(rented, dataclasses.replace(state, lease=lease), "2.69 USD")
-    assert "runpod-h100 at runpod" in told
-    assert "2.69 USD an hour" in told
-    assert "extend" not in told, "its lease is open"
+    text = release.still_running_text(rented, dataclasses.replace(state, lease=lease), "2.69 USD")
+    assert "runpod-h100 at runpod" in text
+    assert "2.69 USD an hour" in text
+    assert "extend" not in text, "its lease is open"
     ledger.detach(lease_id, "s1", "done")
     left = dataclasses.replace(ledger.lease_state(lease_id), lease=lease)
-    assert f"python -m cost leases extend {lease_id}" in release.still_held(rented, left, "2.69 USD")
+    assert f"python -m cost leases extend {lease_id}" in release.still_running_text(rented, left, "2.69 USD")
     taken = dataclasses.replace(left, how="taken_back")
-    assert "taken back by runpod" in release.still_held(rented, taken, "2.69 USD")
-    assert release.still_held(compose(["+stage=smoke"]), state, "0.01 USD") == ""
-    assert release.still_held(compose([*RENTED, "trainer=simulated"]), state, "2.69 USD") == ""
+    assert "taken back by runpod" in release.still_running_text(rented, taken, "2.69 USD")
+    assert release.still_running_text(compose(["+stage=smoke"]), state, "0.01 USD") == ""
+    assert release.still_running_text(compose([*RENTED, "trainer=simulated"]), state, "2.69 USD") == ""
 
 
-def test_a_sweep_that_comes_while_the_machine_goes_keeps_its_lease_open(held):
-    ledger, lease_id = held
+def test_a_sweep_that_attaches_during_the_release_keeps_the_lease_open(leased):
+    ledger, lease_id = leased
 
-    def down(*_: object) -> release.ReleaseOutcome:
+    def stop(*_: object) -> release.ReleaseOutcome:
         ledger.attach(lease_id, "s2")
         ledger.start_usage(UsageKey(lease_id, "t1", 1), "s2", Decimal(1), {})
-        return release.ReleaseOutcome(True, "its command ended with exit code 0")
+        return release.ReleaseOutcome(True, "its command exited with 0")
 
-    told = release.leave(machine(down="true"), ledger, lease_id, "s1", [], down=down)
-    assert "RELEASE_UNCONFIRMED" in told
-    assert "trial t1 attempt 1 of sweep s2 is still open" in told
+    text = release.release(machine(down="true"), ledger, lease_id, "s1", [], stop_machine=stop)
+    assert "RELEASE_UNCONFIRMED" in text
+    assert "trial t1 attempt 1 of sweep s2 is still open" in text
     assert ledger.lease_state(lease_id).to_ns is None
 
 
-def test_what_machine_up_prints_last_is_the_ray_to_use_if_it_is_one():
-    assert release.bring_up(machine(up="echo renting...; echo 10.0.0.7:6379")) == "10.0.0.7:6379"
-    assert release.bring_up(machine(up="echo ready")) == ""
+def test_the_last_line_of_machine_up_is_the_ray_address_if_it_is_one():
+    assert provider.start_machine(machine(up="echo renting...; echo 10.0.0.7:6379")) == "10.0.0.7:6379"
+    assert provider.start_machine(machine(up="echo ready")) == ""
 
 
-def test_a_machine_that_does_not_come_up_is_refused_before_anything_is_leased():
-    with pytest.raises(ConfigError, match=r"exit code 4: out of capacity; no machine was\s+leased"):
-        release.bring_up(machine(up="echo out of capacity >&2; exit 4"))
+def test_a_failing_machine_up_is_refused_before_a_lease_opens():
+    with pytest.raises(ConfigError, match=r"exit code 4: out of capacity; no lease was\s+opened"):
+        provider.start_machine(machine(up="echo out of capacity >&2; exit 4"))
 
 
-def test_a_machine_that_was_brought_up_for_nothing_is_taken_down_again(tmp_path):
-    told = release.undo_up(machine(up="true", down=f"touch {tmp_path}/gone"), "2.69 USD")
+def test_a_machine_that_was_started_for_nothing_is_released(tmp_path):
+    cfg = compose(["+stage=smoke", "machine.up=hostname"])
+    pricing = Pricing(find_price(cfg).book, None, Money.parse("2.69 USD"))
+    text = acquire.release_started(
+        compose(["+stage=smoke", "machine.up=hostname", f'machine.down="touch {tmp_path}/gone"']), pricing
+    )
     assert (tmp_path / "gone").exists()
-    assert "taken down again" in told
-    assert "2.69 USD an hour" in release.undo_up(machine(up="true"), "2.69 USD")
+    assert "was released (its command exited with 0)" in text
+    failing = compose(["+stage=smoke", "machine.up=hostname", 'machine.down="exit 1"'])
+    assert "costs 2.69 USD an hour: release requested, not confirmed (exit code 1" in acquire.release_started(
+        failing, pricing
+    )
+    assert "costs 2.69 USD an hour: release it at own" in acquire.release_started(cfg, pricing)
 
 
 def _instance(state: str) -> dict:

@@ -15,7 +15,7 @@ from sweeps.cli.main import app
 from sweeps.config.build import compose
 from sweeps.journal.events import DriverEnd, DriverEnded, GateCheck, GateVerdict
 from sweeps.journal.journal import REPORT_KINDS, decisions, load, replay, sweep_events
-from sweeps.machines.machine import find_price
+from sweeps.machines.pricing import find_price
 from sweeps.report.timeline import read_costs, still_running, timeline
 from tests.sweeps.in_process import Sweep, a_sweep
 

@@ -1,4 +1,4 @@
-"""Real trials on a machine that is to go: given back after them, not given back, and by the timer of a dead driver."""
+"""Real trials on a machine with machine.down: released after the trials, not released, and by the dead-man timer."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ def leases(folder: Path) -> list[dict]:
 
 
 def finished(process, code: int = 0) -> str:
-    told, _ = process.communicate(timeout=600)
-    assert process.returncode == code, told
-    return told
+    text, _ = process.communicate(timeout=600)
+    assert process.returncode == code, text
+    return text
 
 
 @pytest.mark.slow  # four starts of Ray and of a trainer, and the silence of a dead driver: two minutes
 @pytest.mark.timeout(1800)
-def test_a_machine_goes_after_real_trials_and_after_a_dead_driver_and_one_that_does_not_goes_on_costing(
-    tmp_path, cache
-):
+def test_a_machine_is_released_after_real_trials_and_after_a_dead_driver(tmp_path, cache):
     (tmp_path / "down.sh").write_text("test -e refuse && echo no such pod && exit 3; echo gone >> gone\n")
     typed = [*SHORT, *RENTED, 'machine.down="sh down.sh"']
     (tmp_path / "refuse").touch()
-    told = finished(start(tmp_path, cache, *typed))
-    assert "RELEASE_UNCONFIRMED: cpu was asked to go, and nobody confirmed it: exit code 3: no such pod" in told
+    text = finished(start(tmp_path, cache, *typed))
+    assert (
+        "RELEASE_UNCONFIRMED: the release of cpu was requested and is not confirmed: exit code 3: no such pod" in text
+    )
     (first,) = leases(tmp_path)
     assert first["to"] is None
     assert "no such pod" in module(tmp_path, "sweeps", "status").stdout
     (later,) = leases(tmp_path)
     assert Decimal(later["cost"]) > Decimal(first["cost"])
 
-    # The next sweep works on the same machine, and takes it along. A gate that stays closed changes nothing of that.
+    # The next sweep runs on the same machine and releases it, although its gate is closed.
     (tmp_path / "refuse").unlink()
-    told = finished(start(tmp_path, cache, *typed, "search.seeds=[1]", "gate.max_logp_diff=1e-12"), code=3)
-    assert "cpu is given back" in told
+    text = finished(start(tmp_path, cache, *typed, "search.seeds=[1]", "gate.max_logp_diff=1e-12"), code=3)
+    assert "cpu was released" in text
     (only,) = leases(tmp_path)
     assert (only["lease_id"], only["released"], only["sweeps"]) == (first["lease_id"], True, [])
 
-    # A driver that is killed is followed by its timer, which is no child of it: once.
+    # The timer of a killed driver, a separate process, releases the machine once.
     dying = start(tmp_path, cache, *typed, "search.seeds=[2]", "stage.steps=60", "machine.deadman=5s")
     read_until(dying, "step   2/60")
     (timer,) = _timers(tmp_path)
@@ -65,7 +65,7 @@ def test_a_machine_goes_after_real_trials_and_after_a_dead_driver_and_one_that_d
     status = json.loads(module(tmp_path, "sweeps", "status", "--json").stdout)["sweeps"][-1]
     assert status["trials"] == {"PREEMPTED": 1}
 
-    # The same command goes on, on a new lease, and its end is in order: the timer has nothing to do.
+    # The same command resumes on a new lease and ends normally: the timer does nothing.
     again = start(tmp_path, cache, *typed, "search.seeds=[2]", "stage.steps=60", "machine.deadman=5s")
     assert "going on, 1 of 1 trials left" in "".join(read_until(again, "started on"))
     (timer,) = _timers(tmp_path)
@@ -79,7 +79,7 @@ def test_a_machine_goes_after_real_trials_and_after_a_dead_driver_and_one_that_d
 def _timers(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "deadman" in words and any(str(folder) in word for word in words):
+        arguments = process.info["cmdline"] or []
+        if "deadman" in arguments and any(str(folder) in argument for argument in arguments):
             found.append(process)
     return found

@@ -1,4 +1,4 @@
-"""The lease that a sweep opens: whom it is charged to, and the watts that its price goes by."""
+"""The lease that a sweep opens or attaches to: chargeback, power draw, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sweeps.config.build import compose
 from sweeps.config.types import ConfigError
 from sweeps.journal.events import DriverEnd, DriverEnded
 from sweeps.journal.journal import Journal
-from sweeps.machines.machine import find_price, hold_machine, machine_instance
+from sweeps.machines.lease import attach_to_machine, machine_instance
+from sweeps.machines.pricing import find_price
 
 CHARGED = ["budget.owner=ann", "budget.project=ladder", "budget.cost_center=k17", "+budget.tags.team=rl"]
 
@@ -28,60 +29,60 @@ def ledger(tmp_path: Path):
         yield opened
 
 
-def test_a_lease_carries_owner_project_cost_centre_and_tags(ledger):
+def test_a_lease_has_owner_project_cost_centre_and_tags(ledger):
     cfg = compose(["+stage=smoke", *CHARGED])
-    lease = ledger.lease_state(hold_machine(cfg, ledger, "s1", find_price(cfg))).lease
+    lease = ledger.lease_state(attach_to_machine(cfg, ledger, "s1", find_price(cfg))).lease
     assert (lease.owner, lease.project, dict(lease.tags)) == ("ann", "ladder", {"cost_center": "k17", "team": "rl"})
 
 
-def test_a_sweep_that_joins_a_lease_is_charged_to_its_own(ledger):
+def test_a_sweep_that_joins_a_lease_keeps_its_own_chargeback(ledger):
     ann, bob = (compose(["+stage=smoke", f"budget.owner={name}"]) for name in ("ann", "bob"))
-    first = hold_machine(ann, ledger, "s1", find_price(ann))
-    assert hold_machine(bob, ledger, "s2", find_price(bob)) == first
+    first = attach_to_machine(ann, ledger, "s1", find_price(ann))
+    assert attach_to_machine(bob, ledger, "s2", find_price(bob)) == first
     assert chargebacks_by_sweep(ledger) == {"s1": Chargeback("ann"), "s2": Chargeback("bob")}
 
 
-def test_a_sweep_that_has_ended_and_whose_machine_stayed_leaves_it_to_the_next(ledger):
+def test_an_ended_sweep_is_detached_when_the_next_one_attaches(ledger):
     cfg = compose(["+stage=smoke"])
     for sweep_id, event in (("s1", DriverEnded(DriverEnd.DONE)), ("s2", None)):
-        lease_id = hold_machine(cfg, ledger, sweep_id, find_price(cfg))
+        lease_id = attach_to_machine(cfg, ledger, sweep_id, find_price(cfg))
         if event:
             Journal(ledger, sweep_id).append(event)
     assert ledger.lease_state(lease_id).sweeps == ("s2",)
-    hold_machine(cfg, ledger, "s3", find_price(cfg))
+    attach_to_machine(cfg, ledger, "s3", find_price(cfg))
     assert ledger.lease_state(lease_id).sweeps == ("s2", "s3"), "the driver of s2 has not ended"
 
 
-def test_own_hardware_is_priced_by_what_it_drew_last_time_and_else_by_what_is_configured(ledger):
+def test_the_power_draw_is_the_last_measured_one_or_the_configured_one(ledger):
     cfg = compose(["+stage=smoke", "machine.watts=65"])
     pricing = find_price(cfg)
-    lease_id = hold_machine(cfg, ledger, "s1", pricing)
+    lease_id = attach_to_machine(cfg, ledger, "s1", pricing)
     assert ledger.lease_state(lease_id).lease.watts == 65
     ledger.append_event(STREAM, "measured", {"instance_id": machine_instance(cfg, "s1"), "watts": "311.5"}, "1")
     ledger.detach(lease_id, "s1", "done")
-    assert ledger.lease_state(hold_machine(cfg, ledger, "s2", pricing)).lease.watts == Decimal("311.5")
+    assert ledger.lease_state(attach_to_machine(cfg, ledger, "s2", pricing)).lease.watts == Decimal("311.5")
     simulated = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, name="simulated"))
-    assert ledger.lease_state(hold_machine(simulated, ledger, "s3", pricing)).lease.watts == 65
+    assert ledger.lease_state(attach_to_machine(simulated, ledger, "s3", pricing)).lease.watts == 65
 
 
-def test_a_machine_that_the_books_have_as_stopped_is_refused_with_the_command_that_starts_it(ledger):
+def test_a_stopped_lease_is_refused_with_the_command_that_starts_it(ledger):
     cfg = compose(["+stage=smoke"])
-    lease_id = hold_machine(cfg, ledger, "s1", find_price(cfg))
+    lease_id = attach_to_machine(cfg, ledger, "s1", find_price(cfg))
     set_state(ledger, Change(lease_id, "stopped", ledger.now_ns()), load_rules())
     with pytest.raises(ConfigError, match=rf"machine=cpu: lease {lease_id} is stopped since .*leases start {lease_id}"):
-        hold_machine(cfg, ledger, "s2", find_price(cfg))
+        attach_to_machine(cfg, ledger, "s2", find_price(cfg))
     assert set(chargebacks_by_sweep(ledger)) == {"s1"}, "nothing of the refused sweep was written"
 
 
-def test_a_sweep_that_lacks_what_the_books_require_or_names_what_nobody_bought_holds_nothing(ledger):
+def test_a_sweep_without_a_required_name_or_with_an_unknown_commitment_opens_no_lease(ledger):
     set_required_names(ledger, ["project", "team", "cost_center"])
     cfg = compose(["+stage=smoke", "budget.project=ladder"])
     with pytest.raises(
-        ConfigError, match=r"require team, cost_center .* add \+budget.tags.team=NAME budget.cost_center="
+        ConfigError, match=r"requires team, cost_center .* add \+budget.tags.team=NAME budget.cost_center="
     ):
-        hold_machine(cfg, ledger, "s1", find_price(cfg))
+        attach_to_machine(cfg, ledger, "s1", find_price(cfg))
     set_required_names(ledger, [])
     cfg = compose(["+stage=smoke", "+budget.tags.commitment=cb-9"])
     with pytest.raises(ConfigError, match=r"budget.tags.commitment: there is no commitment 'cb-9'"):
-        hold_machine(cfg, ledger, "s1", find_price(cfg))
+        attach_to_machine(cfg, ledger, "s1", find_price(cfg))
     assert ledger.leases() == []

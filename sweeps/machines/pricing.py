@@ -1,0 +1,86 @@
+"""The price of a machine, and the forecast cost of a trial on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import floor
+
+from cost.clock import SystemClock
+from cost.money import Money, money_text
+from cost.prices.billing import load_rules
+from cost.prices.book import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
+from cost.records import FORECASTS
+from sweeps.config.overrides import CONF_DIR
+from sweeps.config.types import ConfigError, SweepConfig
+from sweeps.forecast.step_time import StepTime
+from sweeps.planning.plan import PlannedTrial
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """The price of the machine. `row` and `per_hour` are None where `budget.allow_unpriced` permits no price."""
+
+    book: PriceBook
+    row: PriceRow | None
+    per_hour: Money | None
+
+    def of(self, seconds: float) -> str:
+        """The cost of this many seconds, for people."""
+        if self.per_hour is None:
+            return "UNPRICED"
+        nanos = round(seconds * 1e9)
+        return money_text(Money(self.per_hour.pico * nanos // (3600 * 10**9), self.per_hour.currency))
+
+    @property
+    def per_hour_text(self) -> str:
+        """The cost of an hour, for people."""
+        return "UNPRICED" if self.per_hour is None else money_text(self.per_hour)
+
+    @property
+    def by_energy(self) -> bool:
+        """Own hardware, priced by the electricity that it draws."""
+        return self.row is not None and self.row.per == "kwh"
+
+
+def find_price(cfg: SweepConfig) -> Pricing:
+    """The machine's price in force now.
+
+    Raises:
+        ConfigError: there is none, and the configuration does not permit an unpriced machine.
+    """
+    machine = cfg.machine
+    try:
+        book = PriceBook.load(CONF_DIR / "pricing")
+        load_rules(CONF_DIR / "pricing")  # the reports need the billing rules: an error in them is reported now
+    except PriceError as error:
+        raise ConfigError(f"machine={machine.name}: {error}") from error
+    try:
+        row = book.in_force(
+            machine.sku,
+            SystemClock().utc_ns(),
+            purchase=machine.purchase,
+            region=machine.region or None,
+        )
+        return Pricing(book, row, hourly(row, machine.cards, Decimal(str(machine.watts))))
+    except MissingPriceError as error:
+        if cfg.budget.allow_unpriced:
+            return Pricing(book, None, None)
+        raise ConfigError(f"machine={machine.name}: {error}; or budget.allow_unpriced=true runs it unpriced") from error
+    except PriceError as error:
+        raise ConfigError(f"machine={machine.name}: {error}") from error
+
+
+def forecast_labels(cfg: SweepConfig, pricing: Pricing, trial: PlannedTrial, time: StepTime | None) -> dict[str, str]:
+    """The forecast cost of a trial, P50 and P90, as labels for the ledger.
+
+    Empty without a measurement on this machine or without a price.
+    """
+    seconds = time.forecast(trial, cfg.stage.steps) if time else None
+    if seconds is None or pricing.per_hour is None:
+        return {}
+    hour, currency = pricing.per_hour.pico, pricing.per_hour.currency
+    of_hour = Fraction(cfg.search.cards_per_trial, cfg.machine.cards * 3600)
+    amounts = (str(Money(floor(hour * of_hour * Fraction(value)), currency)) for value in seconds)
+    return dict(zip(FORECASTS, amounts, strict=True))
