@@ -1,4 +1,7 @@
-"""`python -m rl.models smollm2_135m [CACHE_DIR]`: convert a model into the cache before a run needs it."""
+"""`python -m rl.models smollm2_135m [CACHE_DIR]`: convert a model into the cache before a run needs it.
+
+Tested in tests/rl/models/test_smollm2.py.
+"""
 
 from __future__ import annotations
 

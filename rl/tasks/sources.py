@@ -21,7 +21,7 @@ from rl.spec import ConfigurationError, TaskSpec
 
 SUFFIXES = (".parquet", ".jsonl")
 GENERATED_ROWS = 4096
-"""Rows drawn from a generator if `train_questions` is 0 (all): about twenty times the 200 one-digit sums."""
+"""Smallest number of rows drawn from a generator: about twenty times the 200 one-digit sums."""
 MAX_ROWS_PER_QUESTION = 64
 """Rows drawn per requested question before a generator is considered to have no more distinct questions."""
 
