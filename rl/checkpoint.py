@@ -89,12 +89,6 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return [p for _, _, p in sorted(named) if is_complete(p)]
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint in `folder`; None if there is none."""
-    found = complete_checkpoints(folder)
-    return found[-1] if found else None
-
-
 def is_complete(path: Path) -> bool:
     """Whether the marker file exists and every file that it lists has the listed size."""
     try:

@@ -35,11 +35,6 @@ class PromptSampler:
         self._deferred: list[str] = []
         self._order = self._shuffled()
 
-    @property
-    def epoch(self) -> int:
-        """Completed passes over all training questions."""
-        return self._epoch
-
     def draw(self, count: int | None = None) -> list[Question]:
         """The next `count` questions (`prompts_per_step` by default), all different.
 

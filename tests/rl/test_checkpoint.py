@@ -40,17 +40,17 @@ def test_checkpoint_consists_of_safetensors_and_json(tmp_path: Path) -> None:
     assert {p.suffix for p in write(tmp_path, 1).iterdir()} == {".safetensors", ".json"}
 
 
-def test_latest_checkpoint_has_the_highest_step_not_the_last_name(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "none") is None
+def test_checkpoints_are_ordered_by_step_not_by_name(tmp_path: Path) -> None:
+    assert checkpoint.complete_checkpoints(tmp_path / "none") == []
     paths = [write(tmp_path, step, keep=9) for step in (9, 10, 1_000_000, 11)]
-    assert checkpoint.latest(tmp_path) == paths[2]
+    assert checkpoint.complete_checkpoints(tmp_path)[-1] == paths[2]
 
 
 def test_second_checkpoint_of_a_step_overwrites_nothing(tmp_path: Path) -> None:
     first, second = (write(tmp_path, 3, keep=2, value=v) for v in (1.0, 2.0))
     assert first != second
     assert [checkpoint.read(p).state["value"] for p in checkpoint.complete_checkpoints(tmp_path)] == [1.0, 2.0]
-    assert checkpoint.latest(tmp_path) == second
+    assert checkpoint.complete_checkpoints(tmp_path)[-1] == second
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -91,8 +91,7 @@ def test_death_at_any_write_sync_or_rename_leaves_the_previous_checkpoint_comple
         try:
             write(folder, 2, value=2.0)
         except Killed:
-            found = checkpoint.latest(folder)
-            assert found is not None
+            *_, found = checkpoint.complete_checkpoints(folder)
             assert checkpoint.read(found).state["value"] == (1.0 if found == previous else 2.0)
             monkeypatch.setattr(owner, name, real)
             assert checkpoint.read(write(folder, 2, value=3.0)).state["value"] == 3.0
@@ -104,10 +103,10 @@ def test_death_at_any_write_sync_or_rename_leaves_the_previous_checkpoint_comple
     pytest.fail("no write of a checkpoint was completed")
 
 
-def test_damaged_checkpoint_is_not_the_latest_and_cannot_be_read(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_complete_and_cannot_be_read(tmp_path: Path) -> None:
     good, bad = write(tmp_path, 1, keep=9), write(tmp_path, 2, keep=9)
     (bad / "model.safetensors").write_bytes(b"short")
-    assert checkpoint.latest(tmp_path) == good
+    assert checkpoint.complete_checkpoints(tmp_path) == [good]
     with pytest.raises(ConfigurationError, match="not a complete checkpoint"):
         checkpoint.read(bad)
 
