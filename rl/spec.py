@@ -307,10 +307,6 @@ class TrialSpec:
     def completions_per_step(self) -> int:
         return self.prompts_per_step * self.group_size
 
-    @property
-    def completions_per_update(self) -> float:
-        return self.completions_per_step / self.algorithm.updates_per_rollout
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Trainers
