@@ -128,8 +128,8 @@ def fill(path: Path, clock: FakeClock, rows: int) -> float:
                 purchase=quote.purchase,
                 owner=f"user{number % 7}",
             )
-            ledger.open_lease(lease)
-            ledger.attach(lease_id, sweep_id)
+            ledger.leases.open(lease)
+            ledger.leases.attach(lease_id, sweep_id)
             clock.advance_seconds(61.7)
             for first in range(0, TRIALS_PER_LEASE, CARDS):
                 keys = [
@@ -138,13 +138,13 @@ def fill(path: Path, clock: FakeClock, rows: int) -> float:
                 ]
                 with ledger.transaction():
                     for key in keys:
-                        ledger.start_usage(key, sweep_id, Decimal(1), {"stage": "smoke", "lr": "1e-5", "steps": "20"})
+                        ledger.usages.start(key, sweep_id, Decimal(1), {"stage": "smoke", "lr": "1e-5", "steps": "20"})
                 appending += _report(ledger, clock, keys)
                 with ledger.transaction():
                     for key in keys:
-                        ledger.set_labels(key, {"state": "COMPLETED", "acc": "0.5"})
-                        ledger.end_usage(key, "COMPLETED")
-            ledger.detach(lease_id, sweep_id, "done")
+                        ledger.usages.set_labels(key, {"state": "COMPLETED", "acc": "0.5"})
+                        ledger.usages.end(key, "COMPLETED")
+            ledger.leases.detach(lease_id, sweep_id, "done")
     return appending
 
 
@@ -157,7 +157,7 @@ def _report(ledger: Ledger, clock: FakeClock, keys: list[UsageKey]) -> float:
         with ledger.transaction():
             for sequence, key in reports[start : start + per_transaction]:
                 seconds = {kind: (n + 1) * 1_234_567_891 for n, kind in enumerate(PHASES)}
-                ledger.add_phases(key, sequence, seconds)
+                ledger.usages.add_phases(key, sequence, seconds)
         clock.advance(20 * 987_654_321)
     return time.perf_counter() - began
 
@@ -166,7 +166,7 @@ def write_focus(ledger: Ledger, book: PriceBook, path: Path) -> None:
     from cost.reports import focus
 
     now = ledger.now_ns()
-    first = min(state.from_ns for state in ledger.leases())
+    first = min(state.from_ns for state in ledger.leases.find())
     focus.write(attribute(ledger, book, now, cuts=focus.month_cuts(first, now)), path)
 
 

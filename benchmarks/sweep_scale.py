@@ -109,7 +109,7 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=memory, cards=cards
         )
         InProcessExecutor(clock).run(host)
-        ledger.detach("lease-1", "scale-1", "done")
+        ledger.leases.detach("lease-1", "scale-1", "done")
         journal.append(DriverEnded(DriverEnd.DONE))
     seconds, used = time.perf_counter() - began, time.process_time() - used
     states = [t.state for t in journal.record.trials.values()]
@@ -133,8 +133,8 @@ def _open_lease(ledger: Ledger, machine: MachineConfig, sweep_id: str, cards: in
     lease = Lease(
         "lease-1", f"benchmark:{sweep_id}", machine.name, machine.sku, "own", cards, "USD", None, purchase="own"
     )
-    ledger.open_lease(lease)
-    ledger.attach("lease-1", sweep_id)
+    ledger.leases.open(lease)
+    ledger.leases.attach("lease-1", sweep_id)
 
 
 def _status_seconds(root: Path) -> float:

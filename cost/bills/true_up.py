@@ -113,6 +113,6 @@ def apply(
         if one.kind != PURCHASE or not one.difference:
             spans[one.lease.lease_id].append((one.from_ns, one.to_ns))
     with ledger.transaction():
-        written = [one for one in corrections(done, within) if ledger.add_correction(one)]
+        written = [one for one in corrections(done, within) if ledger.corrections.add(one)]
         record_invoice(ledger, done.bill.sha256, spans, done.bill.invoice)
     return written

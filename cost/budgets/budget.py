@@ -68,13 +68,13 @@ def set_limit(ledger: Ledger, scope: str, limit: Money | None) -> None:
     if limit is not None and limit.pico <= 0:
         raise LedgerError(f"a limit of {limit} on {scope}: it must be above zero")
     body = {"scope": scope, "limit": None if limit is None else str(limit)}
-    ledger.append_event(STREAM, "limit", body, f"{scope}:{ledger.now_ns()}")
+    ledger.events.append(STREAM, "limit", body, f"{scope}:{ledger.now_ns()}")
 
 
 def limits(ledger: Ledger) -> dict[str, Money]:
     """The limit of each scope that has one."""
     found: dict[str, Money] = {}
-    for event in ledger.events(STREAM):
+    for event in ledger.events.read(STREAM):
         if event.kind == "limit":
             found.pop(event.body["scope"], None)
             if event.body["limit"] is not None:
@@ -101,7 +101,7 @@ def budgets(
     scopes = ["month", *sorted(set(set_limits) - {"month"})]
     found: list[Budget] = []
     notes: list[str] = []
-    for simulated in sorted({False, *(state.lease.simulated for state in ledger.leases())}):
+    for simulated in sorted({False, *(state.lease.simulated for state in ledger.leases.find())}):
         spending = Spending(ledger, book, scopes, simulated=simulated, rules=rules)
         spending.look(now_ns, full=True)
         for scope in scopes:

@@ -129,8 +129,8 @@ class Spending:
         self.look_at_reservations(now_ns)
 
     def look_at_reservations(self, now_ns: int) -> None:
-        """What is reserved now: within `Ledger.budget_turn`, until that ends."""
-        found = self._ledger.reservations()
+        """What is reserved now: within `ReservationStore.exclusive`, until that ends."""
+        found = self._ledger.reservations.find_open()
         if any(r.key.lease_id not in self._charges and r.key.lease_id not in self._elsewhere for r in found):
             self._look_at_leases(now_ns)  # another driver has come
             self._looked_ns = now_ns
@@ -221,7 +221,7 @@ class Spending:
         self._look_at_leases(now_ns)
 
     def _look_at_leases(self, now_ns: int) -> None:
-        every = self._ledger.leases()
+        every = self._ledger.leases.find()
         states = [s for s in every if s.lease.simulated == self._simulated]
         self._elsewhere = {s.lease.lease_id for s in every if s.lease.simulated != self._simulated}
         new = [s for s in states if not self._is_final(s)]

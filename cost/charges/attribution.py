@@ -29,7 +29,7 @@ from cost.charges.lease_charge import (
 )
 from cost.charges.price_kinds import AlternativePrices, PriceKindAmounts
 from cost.ledger import queries, schema
-from cost.ledger.journal import Journal
+from cost.ledger.ledger import Ledger
 from cost.money import largest_remainder
 from cost.prices.billing import BillingRule, Segment
 from cost.prices.book import PriceBook, PriceRow
@@ -111,7 +111,7 @@ class Attribution:
 
 
 def attribute(
-    ledger: Journal,
+    ledger: Ledger,
     book: PriceBook,
     now_ns: int,
     *,

@@ -42,13 +42,13 @@ def set_required_names(ledger: Ledger, names: Sequence[str]) -> None:
         if not name or set(name) & set(" ="):
             raise LedgerError(f"{name!r} is not a valid tag name; write for example: owner project cost_center team")
     if list(required_names(ledger)) != list(names):
-        ledger.append_event(STREAM, "required", {"names": list(names)}, f"required:{ledger.now_ns()}")
+        ledger.events.append(STREAM, "required", {"names": list(names)}, f"required:{ledger.now_ns()}")
 
 
 def required_names(ledger: Ledger) -> tuple[str, ...]:
     """The names that are required; empty if none were set."""
     # Ordered by time, not by sequence: a merged ledger has its events in another order.
-    events = [event for event in ledger.events(STREAM) if event.kind == "required"]
+    events = [event for event in ledger.events.read(STREAM) if event.kind == "required"]
     return tuple(max(events, key=lambda event: event.at_ns).body["names"]) if events else ()
 
 
@@ -57,14 +57,14 @@ def set_chargeback(ledger: Ledger, sweep_id: str, chargeback: Chargeback) -> Non
     if chargebacks_by_sweep(ledger).get(sweep_id) == chargeback:
         return
     body = {"sweep_id": sweep_id, "owner": chargeback.owner, "project": chargeback.project}
-    ledger.append_event(STREAM, "set", body | {"tags": dict(chargeback.tags)}, f"{sweep_id}:{ledger.now_ns()}")
+    ledger.events.append(STREAM, "set", body | {"tags": dict(chargeback.tags)}, f"{sweep_id}:{ledger.now_ns()}")
 
 
 def chargebacks_by_sweep(ledger: Ledger, as_of_ns: int | None = None) -> dict[str, Chargeback]:
     """The chargeback of each sweep at a moment (None: now)."""
     return {
         event.body["sweep_id"]: Chargeback(event.body["owner"], event.body["project"], event.body["tags"])
-        for event in ledger.events(STREAM)
+        for event in ledger.events.read(STREAM)
         if event.kind == "set" and (as_of_ns is None or event.at_ns <= as_of_ns)
     }
 

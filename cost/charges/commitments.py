@@ -16,7 +16,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import floor
 
-from cost.ledger.journal import Journal
+from cost.ledger.ledger import Ledger
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import Money
 from cost.periods import instant_text, period_name
@@ -114,7 +114,7 @@ class CommitmentUsage:
     """Leases that name a commitment which nobody entered, and its name: the price book counts for them."""
 
 
-def add_commitment(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> bool:
+def add_commitment(ledger: Ledger, new: Commitment, frozen: Iterable[str]) -> bool:
     """Enter what was bought. Returns False where it was there already. `frozen`: months that are closed.
 
     Raises:
@@ -140,19 +140,19 @@ def add_commitment(ledger: Journal, new: Commitment, frozen: Iterable[str]) -> b
         if first <= month <= last:
             raise IntegrityError(f"commitment {new.name} would change {month}, which is closed")
     body = {k: v for k, v in vars(new).items() if k != "price"} | {"price": str(new.price)}
-    return ledger.append_event(STREAM, "bought", body, new.name)
+    return ledger.events.append(STREAM, "bought", body, new.name)
 
 
-def load_commitments(ledger: Journal, as_of_ns: int | None = None) -> list[Commitment]:
+def load_commitments(ledger: Ledger, as_of_ns: int | None = None) -> list[Commitment]:
     """What was bought, in the order it was entered, as it was known at a moment (None: now)."""
     found = []
-    for event in ledger.events(STREAM):
+    for event in ledger.events.read(STREAM):
         if as_of_ns is None or event.at_ns <= as_of_ns:
             found.append(Commitment(**{**event.body, "price": Money.parse(event.body["price"])}))
     return found
 
 
-def find_commitment(ledger: Journal, name: str) -> Commitment:
+def find_commitment(ledger: Ledger, name: str) -> Commitment:
     """The commitment of a name. Raises LedgerError where there is none."""
     for one in load_commitments(ledger):
         if one.name == name:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from cost.charges import commitments, metered
 from cost.ledger import machine_states
-from cost.ledger.journal import Journal
-from cost.ledger.machine_states import RUNNING, Change, Stretch, stretches
+from cost.ledger.ledger import Ledger
+from cost.ledger.machine_states import RUNNING, StateChange, StateSpan, state_spans
 from cost.money import largest_remainder
 from cost.prices.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
 from cost.prices.book import NS_PER_HOUR, PER_HOUR, PICO, PriceBook, PriceRow, in_force, pico_per_hour
@@ -69,7 +69,7 @@ def charge_lease_time(
     prices: Sequence[PriceRow],
     rules: Sequence[BillingRule],
     now_ns: int,
-    changes: Sequence[Change] = (),
+    changes: Sequence[StateChange] = (),
 ) -> tuple[Segment, ...]:
     """The charge for a lease's time, by segment; for an open lease, up to `now_ns`.
 
@@ -84,7 +84,7 @@ def charge_lease_time(
     rule = rule_for(rules, prices[0].provider, prices[0].purchase)
     watts = lease.watts if lease.watts is not None else 0
     segments: list[Segment] = []
-    periods = stretches(changes, state.from_ns, to_ns) or [Stretch(state.from_ns, to_ns, RUNNING)]
+    periods = state_spans(changes, state.from_ns, to_ns) or [StateSpan(state.from_ns, to_ns, RUNNING)]
     for start, stop, billed in _runs(periods, rule):
         if not billed:
             price = in_force(tuple(prices), start) or prices[0]
@@ -101,7 +101,7 @@ def _end_ns(state: LeaseState, now_ns: int) -> int:
     return max(now_ns, state.from_ns) if state.to_ns is None else state.to_ns
 
 
-def _runs(periods: Sequence[Stretch], rule: BillingRule) -> list[tuple[int, int, bool]]:
+def _runs(periods: Sequence[StateSpan], rule: BillingRule) -> list[tuple[int, int, bool]]:
     """Start, end, and whether the provider bills the time; neighbours that are billed alike are joined."""
     runs: list[tuple[int, int, bool]] = []
     for period in periods:
@@ -118,12 +118,12 @@ class ChargeInputs:
     commitment_usage: commitments.CommitmentUsage
     resources: Mapping[str, Sequence[metered.MeteredResource]]
     """By lease id."""
-    state_changes: Mapping[str, Sequence[Change]]
+    state_changes: Mapping[str, Sequence[StateChange]]
     """By lease id."""
 
 
 def load_charge_inputs(
-    ledger: Journal,
+    ledger: Ledger,
     book: PriceBook,
     states: Sequence[LeaseState],
     now_ns: int,
@@ -134,7 +134,9 @@ def load_charge_inputs(
     """Load the charge inputs from the ledger. `states`: all leases, since they share commitments."""
     bought = commitments.load_commitments(ledger, as_of_ns)
     usage = commitments.commitment_usage(bought, states, now_ns, cuts, book)
-    return ChargeInputs(usage, metered.load_resources(ledger, as_of_ns), machine_states.load(ledger, as_of_ns))
+    return ChargeInputs(
+        usage, metered.load_resources(ledger, as_of_ns), machine_states.load_changes(ledger.events, as_of_ns)
+    )
 
 
 def charge_lease(
@@ -152,7 +154,7 @@ def charge_lease(
     changes = inputs.state_changes.get(lease_id, ())
     coverage = inputs.commitment_usage.covered.get(lease_id)
     time_segments, rows = _charge_time(state, book, rules, now_ns, coverage, changes)
-    periods = stretches(changes, state.from_ns, _end_ns(state, now_ns))
+    periods = state_spans(changes, state.from_ns, _end_ns(state, now_ns))
     resources = inputs.resources.get(lease_id, ())
     for energy in metered.metered_energy(resources, book):
         time_segments = _replace_watts(state.lease, time_segments, rows, energy)
@@ -167,7 +169,7 @@ def _charge_time(
     rules: Sequence[BillingRule],
     now_ns: int,
     coverage: commitments.CommitmentCoverage | None,
-    changes: Sequence[Change],
+    changes: Sequence[StateChange],
 ) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
     if coverage is None:
         prices = lease_prices(state.lease, book)
@@ -205,7 +207,7 @@ def _replace_watts(
 
 
 def _mark_stopped(
-    lease: Lease, segments: Sequence[Segment], rows: Mapping[str, PriceRow], periods: Sequence[Stretch]
+    lease: Lease, segments: Sequence[Segment], rows: Mapping[str, PriceRow], periods: Sequence[StateSpan]
 ) -> Sequence[Segment]:
     """The same charge with category `stopped` for the time in which the machine did not run, billed or not."""
     stopped_periods = [period for period in periods if period.state != RUNNING]

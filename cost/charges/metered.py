@@ -15,8 +15,8 @@ from datetime import UTC
 from decimal import Decimal
 from itertools import pairwise
 
-from cost.ledger.journal import Journal
-from cost.ledger.machine_states import RUNNING, Stretch
+from cost.ledger.ledger import Ledger
+from cost.ledger.machine_states import RUNNING, StateSpan
 from cost.periods import instant_text, period_name
 from cost.prices.billing import BillingRule, Segment, quantity_pico, rule_for, storage_pico
 from cost.prices.book import MissingPriceError, PriceBook, PriceRow, add_command, in_force
@@ -43,7 +43,7 @@ class MeteredResource:
     to_ns: int
 
 
-def add_resource(ledger: Journal, new: MeteredResource, row: PriceRow, frozen: Iterable[str]) -> bool:
+def add_resource(ledger: Ledger, new: MeteredResource, row: PriceRow, frozen: Iterable[str]) -> bool:
     """Enter what was counted. Returns False where it was there already. `frozen`: months that are closed.
 
     Raises:
@@ -80,13 +80,13 @@ def add_resource(ledger: Journal, new: MeteredResource, row: PriceRow, frozen: I
             f"{new.name} was entered before as {other.quantity} of {other.sku} on lease {other.lease_id}, {span}; "
             "choose another --id, or change what it cost with `python -m cost correct`"
         )
-    return ledger.append_event(STREAM, "counted", vars(new) | {"quantity": str(new.quantity)}, new.name)
+    return ledger.events.append(STREAM, "counted", vars(new) | {"quantity": str(new.quantity)}, new.name)
 
 
-def load_resources(ledger: Journal, as_of_ns: int | None = None) -> dict[str, list[MeteredResource]]:
+def load_resources(ledger: Ledger, as_of_ns: int | None = None) -> dict[str, list[MeteredResource]]:
     """What was counted, by lease, as it was known at a moment (None: now)."""
     found: dict[str, list[MeteredResource]] = defaultdict(list)
-    for event in ledger.events(STREAM):
+    for event in ledger.events.read(STREAM):
         if as_of_ns is None or event.at_ns <= as_of_ns:
             one = MeteredResource(**{**event.body, "quantity": Decimal(event.body["quantity"])})
             found[one.lease_id].append(one)
@@ -103,7 +103,7 @@ def _series(one: MeteredResource, book: PriceBook) -> tuple[PriceRow, ...]:
 
 
 def resource_segments(
-    counted: Sequence[MeteredResource], parts: Sequence[Stretch], book: PriceBook, rules: Sequence[BillingRule]
+    counted: Sequence[MeteredResource], parts: Sequence[StateSpan], book: PriceBook, rules: Sequence[BillingRule]
 ) -> tuple[list[Segment], Mapping[str, PriceRow]]:
     """What it costs, and the price rows by hash. A price that changes while something is kept splits it.
 
@@ -130,7 +130,7 @@ def resource_segments(
 
 
 def _pieces(
-    one: MeteredResource, parts: Sequence[Stretch], series: tuple[PriceRow, ...], rules: Sequence[BillingRule]
+    one: MeteredResource, parts: Sequence[StateSpan], series: tuple[PriceRow, ...], rules: Sequence[BillingRule]
 ) -> list[tuple[int, int, PriceRow]]:
     first = in_force(series, one.from_ns)
     if first is None:

@@ -63,7 +63,7 @@ class PowerMeter:
             self._thread.join()
         if self.mean:
             body = {"instance_id": instance_id, "watts": str(self.mean), "samples": len(self._samples)}
-            ledger.append_event(STREAM, "measured", body, f"{instance_id}:{ledger.now_ns()}")
+            ledger.events.append(STREAM, "measured", body, f"{instance_id}:{ledger.now_ns()}")
 
     def _run(self) -> None:
         while not self._stopped.wait(EVERY_SECONDS):
@@ -72,5 +72,5 @@ class PowerMeter:
 
 def measured_watts(ledger: Ledger, instance_id: str) -> Decimal | None:
     """The mean that was last measured under load on a machine; None if there is none."""
-    watts = [e.body["watts"] for e in ledger.events(STREAM) if e.body["instance_id"] == instance_id]
+    watts = [e.body["watts"] for e in ledger.events.read(STREAM) if e.body["instance_id"] == instance_id]
     return Decimal(watts[-1]) if watts else None

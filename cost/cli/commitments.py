@@ -42,7 +42,7 @@ def add_commitment(
         add_commitment(
             ledger,
             Commitment(name, kind, provider, sku, cards, paid, start, stop, owner, project),
-            ledger.frozen_periods(),
+            ledger.closed_months.names(),
         )
 
 
@@ -56,7 +56,7 @@ def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing 
 
     with open_ledger(root, db) as ledger:
         bought, now = load_commitments(ledger), ledger.now_ns()
-        used = commitment_usage(bought, ledger.leases(), now, book=PriceBook.load(pricing))
+        used = commitment_usage(bought, ledger.leases.find(), now, book=PriceBook.load(pricing))
     body = []
     for one in bought:
         unused = sum(rest.pico for rest in used.unused if rest.commitment == one)

@@ -146,8 +146,8 @@ def open_lease(
             from_ns=from_ns,
         )
         with ledger.transaction():
-            ledger.open_lease(lease)
-            ledger.remember_prices([row] if row else [])
+            ledger.leases.open(lease)
+            ledger.price_archive.add([row] if row else [])
     typer.echo(lease.lease_id)
 
 
@@ -212,7 +212,7 @@ def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> Non
     from cost.reports import unaccounted
 
     with open_ledger(root, db, write=True) as ledger:
-        if ledger.lease_state(lease_id).to_ns is None:
+        if ledger.leases.get(lease_id).to_ns is None:
             ledger.heartbeat(lease_id)
         else:
             typer.echo(unaccounted.record_lease(ledger, lease_id))
@@ -242,7 +242,7 @@ def meter_lease(
     from cost.records import LedgerError
 
     with open_ledger(root, db, write=True) as ledger:
-        state, now = ledger.lease_state(lease_id), ledger.now_ns()
+        state, now = ledger.leases.get(lease_id), ledger.now_ns()
         # What is not said again is what was said before.
         known = next((one for one in load_resources(ledger).get(lease_id, ()) if one.name == name), None)
         first, last = (known.from_ns, known.to_ns) if known else (state.from_ns, state.to_ns or now)
@@ -264,8 +264,8 @@ def meter_lease(
         kind = (row.purchase, row.region, row.kind)
         one = MeteredResource(name or f"{lease_id}:{sku}:{now:x}", lease_id, sku, *kind, amount, from_ns, to_ns)
         with ledger.transaction():
-            add_resource(ledger, one, row, ledger.frozen_periods())
-            ledger.remember_prices([row])
+            add_resource(ledger, one, row, ledger.closed_months.names())
+            ledger.price_archive.add([row])
     typer.echo(one.name)
 
 
@@ -284,12 +284,12 @@ def close_lease(
     from cost.reports import unaccounted
 
     with open_ledger(root, db, write=True) as ledger:
-        ledger.close_dead()
+        ledger.usages.close_dead()
         at_ns = None if at is None else instant_ns(at)
         if released and lease_id in {gap.before.lease.lease_id for gap in unaccounted.unaccounted_times(ledger)}:
             unaccounted.record_release(ledger, lease_id, at_ns)
         else:
-            ledger.close_lease(lease_id, how, at_ns=at_ns, released=released)
+            ledger.leases.close(lease_id, how, at_ns=at_ns, released=released)
 
 
 def _check_said(ledger: Ledger, whom: Chargeback) -> None:
@@ -306,14 +306,14 @@ def _check_said(ledger: Ledger, whom: Chargeback) -> None:
 
 def _set_state(lease_id: str, state: str, at: str | None, root: Path, db: str | None, pricing: Path | None) -> None:
     from cost.charges.lease_charge import billing_rules
-    from cost.ledger.machine_states import Change, set_state
+    from cost.ledger.machine_states import StateChange, set_state
     from cost.periods import instant_ns
     from cost.prices.book import PriceBook
 
     with open_ledger(root, db, write=True) as ledger:
-        ledger.close_dead()
+        ledger.usages.close_dead()
         at_ns = ledger.now_ns() if at is None else instant_ns(at)
-        set_state(ledger, Change(lease_id, state, at_ns), billing_rules(PriceBook.load(pricing)))
+        set_state(ledger, StateChange(lease_id, state, at_ns), billing_rules(PriceBook.load(pricing)))
 
 
 def _held_as(held: LeaseStatus) -> str:

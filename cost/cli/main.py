@@ -169,7 +169,7 @@ def correct(
     from cost.records import Correction
 
     with open_ledger(root, db, write=True) as ledger:
-        money, state = Money.parse(amount), ledger.lease_state(lease_id)
+        money, state = Money.parse(amount), ledger.leases.get(lease_id)
         at_ns = instant_ns(at) if at else min(state.to_ns or ledger.now_ns(), ledger.now_ns())
         correction = Correction(
             name or f"hand-{ledger.now_ns():x}",
@@ -177,7 +177,7 @@ def correct(
             sweep_id=sweep,
             trial_id=trial,
         )
-        ledger.add_correction(correction)
+        ledger.corrections.add(correction)
     typer.echo(correction.correction_id)
 
 
@@ -220,7 +220,7 @@ def restore(
     from cost.copies.restore import restore as put_back
     from cost.copies.s3 import bucket_of
     from cost.copies.s3_snapshot import restore as from_archive
-    from cost.ledger.store import shown_place
+    from cost.ledger.database import shown_place
     from cost.records import LedgerError
 
     prices, target = None, ledger_location(root, db)
@@ -355,7 +355,7 @@ def _focus(ledger: Ledger, book: PriceBook, scope: ReportScope, now_ns: int, ver
 
     if version not in focus.VERSIONS:
         raise LedgerError(f"there is no FOCUS {version!r} here; one of {', '.join(focus.VERSIONS)}")
-    first = min((state.from_ns for state in ledger.leases()), default=now_ns)
+    first = min((state.from_ns for state in ledger.leases.find()), default=now_ns)
     cuts = focus.month_cuts(first, now_ns + 32 * 86_400 * 10**9)
     found = scoped_attribution(ledger, book, scope, now_ns, cuts=cuts)
     _say_apart(left_out(scope, found))
@@ -384,7 +384,7 @@ def _what(ledger: Ledger, sweep: str | None, by: str | None, *, every: bool) -> 
 
     with ledger.read() as connection:
         known = [a.sweep_id for a in queries.attachments(connection)]
-    if sweep is None and (by or every or (not known and ledger.leases())):
+    if sweep is None and (by or every or (not known and ledger.leases.find())):
         return None, by or ("trial" if known else "category")
     if not known:
         raise NoLedgerError(nothing_yet(ledger.place))

@@ -14,7 +14,7 @@ from cost.clock import NS_PER_SECOND
 from cost.close.months import closed_months, month_totals
 from cost.ledger import schema
 from cost.ledger.ledger import SILENT_NS, Ledger
-from cost.ledger.machine_states import RUNNING, state_at
+from cost.ledger.machine_states import RUNNING, change_at
 from cost.money import PICO_PER_UNIT, pico_text
 from cost.periods import instant_text
 from cost.prices.billing import BillingRule, total
@@ -54,7 +54,7 @@ def run_checks(
     """
     ledger.check_file()
     rules = billing_rules(book) if rules is None else rules
-    other = load_charge_inputs(ledger, book, ledger.leases(), now_ns)
+    other = load_charge_inputs(ledger, book, ledger.leases.find(), now_ns)
     found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]
     if any("UNPRICED" not in finding.what for finding in found):
         return found
@@ -67,7 +67,7 @@ def run_checks(
 def _unpriced(
     ledger: Ledger, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, other: ChargeInputs
 ) -> Iterator[tuple[str, str]]:
-    for state in ledger.leases():
+    for state in ledger.leases.find():
         where = f"lease {state.lease.lease_id}"
         try:
             segments, _ = charge_lease(state, book, rules, now_ns, other)
@@ -163,7 +163,7 @@ def _over_reported(books: _Books) -> Iterator[tuple[str, str]]:
 def _closed(books: _Books) -> Iterator[tuple[str, str]]:
     """No machine and no attempt is left open with nobody looking after it."""
     for state in books.lines.leases:
-        stopped = state_at(books.other.state_changes, state.lease.lease_id, books.now_ns)
+        stopped = change_at(books.other.state_changes, state.lease.lease_id, books.now_ns)
         if stopped is not None and stopped.state != RUNNING:
             continue  # A hand stopped it, and keeps it.
         if state.to_ns is None and state.lease.opened_by == "sweep":

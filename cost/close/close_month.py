@@ -31,10 +31,10 @@ def close_month(
     _, end = month_bounds(period)
     if now_ns < end:
         raise LedgerError(f"{period} is not over yet")
-    if period in ledger.frozen_periods():
+    if period in ledger.closed_months.names():
         return closed_months(ledger)[period]
     with ledger.transaction():  # what is added up is what is frozen
-        for usage in ledger.usages(only_open=True):
+        for usage in ledger.usages.find(only_open=True):
             if usage.from_ns < end and usage.last_heartbeat_ns < end:
                 raise LedgerError(
                     f"{period} cannot be closed: trial {usage.key.trial_id} attempt {usage.key.attempt} of sweep "
@@ -49,12 +49,12 @@ def close_month(
                 + (f" (and {len(findings) - 1} more; see python -m cost check)" if len(findings) > 1 else "")
             )
         totals = month_totals(ledger, book, period, now_ns, rules=rules)
-        states = ledger.leases()
+        states = ledger.leases.find()
         other = load_charge_inputs(ledger, book, states, now_ns)
         kept = billing_rules(book) if rules is None else rules
         rows = [row for state in states for row in charge_lease(state, book, kept, now_ns, other)[1].values()]
-        ledger.remember_prices(rows)
-        ledger.freeze(period)
+        ledger.price_archive.add(rows)
+        ledger.closed_months.add(period)
         body = {lease_id: f"{pico_text(pico)} {currency}" for lease_id, (pico, currency) in totals.items()}
-        ledger.append_event(STREAM, "closed", {"period": period, "leases": body}, period)
+        ledger.events.append(STREAM, "closed", {"period": period, "leases": body}, period)
     return totals

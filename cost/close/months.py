@@ -36,7 +36,7 @@ def month_totals(
 def closed_months(ledger: Ledger) -> dict[str, Totals]:
     """The totals that closed months were closed with."""
     found: dict[str, Totals] = {}
-    for event in ledger.events(STREAM):
+    for event in ledger.events.read(STREAM):
         amounts = {lease_id: Money.parse(text) for lease_id, text in event.body["leases"].items()}
         found[event.body["period"]] = {lease_id: (m.pico, m.currency) for lease_id, m in amounts.items()}
     return found

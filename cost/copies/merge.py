@@ -23,9 +23,9 @@ from sqlalchemy import Connection, Table, func, select, tuple_
 
 from cost.charges import charge_status, chargeback, commitments, metered, power
 from cost.ledger import machine_states, release_requests, schema
+from cost.ledger.database import shown_place, sqlite_path
 from cost.ledger.ledger import Ledger
 from cost.ledger.sqlite_copy import check_whole, copy_sqlite
-from cost.ledger.store import shown_place, sqlite_path
 from cost.periods import period_name
 from cost.records import IntegrityError, NoLedgerError, StoreError, nothing_yet
 
@@ -111,7 +111,7 @@ def merge(home: Ledger, source: str | Path, *, lost: bool = False, dry: bool = F
         except StoreError as error:  # of a newer version: say of which ledger, not of which copy
             raise StoreError(str(error).replace(str(copy), shown_place(source))) from error
         stack.enter_context(suppress(_DryRun))
-        reader, writer = stack.enter_context(other.read()), stack.enter_context(home.unsigned())
+        reader, writer = stack.enter_context(other.read()), stack.enter_context(home.writer.write_unsigned())
         found.append(_Merge(home, reader, writer).run(lost))
         if dry:
             raise _DryRun
@@ -249,7 +249,7 @@ class _Merge:
 
     def _story_of(self, stream: str, length: int) -> None:
         table = schema.event
-        self._home.lock_stream(self._writer, stream)
+        self._home.events.lock(self._writer, stream)
         here = _lengths(self._writer, stream).get(stream, 0)
         common = min(length, here)
         of_stream = table.select().where(table.c.stream == stream).order_by(table.c.sequence)
@@ -271,7 +271,7 @@ class _Merge:
 
     def _facts_of(self, stream: str) -> None:
         table = schema.event
-        self._home.lock_stream(self._writer, stream)
+        self._home.events.lock(self._writer, stream)
         of_stream = table.select().where(table.c.stream == stream).order_by(table.c.sequence)
         last = _lengths(self._writer, stream).get(stream, 0)
         for rows in _event_pages(self._reader, of_stream):

@@ -7,8 +7,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from cost.ledger.database import Database, sqlite_path
 from cost.ledger.sqlite_copy import check_whole, copy_sqlite
-from cost.ledger.store import Store, sqlite_path
 from cost.records import StoreError
 
 
@@ -24,7 +24,7 @@ def restore(copy: Path, ledger: str | Path) -> Path | None:
     if path is not None:
         return _restore_file(copy, path)
     check_whole(copy)  # before a table is made on the server
-    store = Store(ledger, create=True, read_only=False)
+    store = Database(ledger, create=True, read_only=False)
     try:
         store.fill(copy)
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 
 from cost.clock import SystemClock
 from cost.copies.s3 import Bucket, BucketError, connected, put_new, sha256_of
-from cost.ledger.writer import Driver
+from cost.ledger.ledger import Ledger
 from cost.periods import instant_text
 from cost.prices.book import DEFAULT_FOLDER
 
@@ -26,7 +26,7 @@ LEDGER, MANIFEST, PRICES = "ledger.db", "manifest.json", "pricing"
 _NAME = re.compile(rf"{re.escape(LEDGER)}|{PRICES}(/[\w.-]+)+\.yaml")
 
 
-def archive(ledger: Driver, place: Bucket, *, pricing: str | Path | None = None, tries: int = 2) -> str:
+def archive(ledger: Ledger, place: Bucket, *, pricing: str | Path | None = None, tries: int = 2) -> str:
     """Put a snapshot of the ledger and of the price book in a bucket; returns its URL.
 
     Each holds everything, so that one that failed is made good by the next. `tries`: how often each request is made;

@@ -40,7 +40,7 @@ def process_start(pid: int) -> str | None:
         return None
 
 
-def ahead_of_us(connection: Connection, now_ns: int) -> int | None:
+def latest_write_ahead(connection: Connection, now_ns: int) -> int | None:
     """The last moment at which a driver of this host wrote something, where the wall clock says that it is to come.
 
     The clock was set back since: time in the books goes on where that driver had come to, or a stretch of a machine's

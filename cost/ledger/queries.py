@@ -1,4 +1,8 @@
-"""Reads leases, attachments and usages as they are known now. Only reads: every function takes an open connection."""
+"""Queries of the ledger: leases, attachments, usages, labels and phases. Every function reads from an open connection.
+
+`as_of_ns` leaves out what was written after an instant. Tested in tests/cost/ledger/test_leases.py, test_usages.py and
+tests/cost/reports/test_report.py.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,20 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, func, select
 
 from cost.ledger import schema
-from cost.records import Attachment, Lease, LeaseState, Usage, UsageKey
+from cost.records import Attachment, IntegrityError, Lease, LeaseState, Usage, UsageKey
 
 
 def canonical(body: Mapping[str, Any]) -> str:
-    """One text for one content: JSON with sorted keys and no spaces.
+    """JSON with sorted keys and no spaces: equal content gives equal text.
 
     Raises:
-        ValueError: the body holds something that JSON has no word for (NaN and infinities included).
+        ValueError: JSON cannot express a value, such as NaN or an infinity.
     """
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def lease_states(connection: Connection, *, as_of_ns: int | None = None, **where: Any) -> list[LeaseState]:
-    """Leases in the order they began. `where`: columns of the lease table that must have the given value."""
+    """Leases in order of their start. `where`: columns of the lease table that must equal a value or be in a list."""
     lease, end = schema.lease, schema.lease_end
     on_end = end.c.lease_id == lease.c.lease_id
     beats = select(func.max(schema.lease_beat.c.at_ns)).where(schema.lease_beat.c.lease_id == lease.c.lease_id)
@@ -39,16 +43,28 @@ def lease_states(connection: Connection, *, as_of_ns: int | None = None, **where
     rows = connection.execute(query).all()
     attached: dict[str, list[str]] = {}
     open_leases = [row.lease_id for row in rows if row.to_ns is None]
-    for one in attachments(connection, open_leases, as_of_ns=as_of_ns):
-        if one.to_ns is None:
-            attached.setdefault(one.lease_id, []).append(one.sweep_id)
+    for attachment in attachments(connection, open_leases, as_of_ns=as_of_ns):
+        if attachment.to_ns is None:
+            attached.setdefault(attachment.lease_id, []).append(attachment.sweep_id)
     return [_lease_state(row, tuple(attached.get(row.lease_id, ()))) for row in rows]
+
+
+def lease_state(connection: Connection, lease_id: str) -> LeaseState:
+    """The current state of a lease.
+
+    Raises:
+        IntegrityError: the lease does not exist.
+    """
+    found = lease_states(connection, lease_id=lease_id)
+    if not found:
+        raise IntegrityError(f"lease {lease_id} does not exist; list the leases with: python -m cost leases list")
+    return found[0]
 
 
 def attachments(
     connection: Connection, lease_ids: Sequence[str] | None = None, *, as_of_ns: int | None = None
 ) -> list[Attachment]:
-    """Who was attached to these leases (None: to any), in the order they came."""
+    """Attachments of sweeps to these leases (None: to all leases), in the order in which they were written."""
     start, end = schema.attachment, schema.detachment
     on_end = end.c.attachment_id == start.c.attachment_id
     if as_of_ns is not None:
@@ -73,7 +89,7 @@ def usages(
     as_of_ns: int | None = None,
     only_open: bool = False,
 ) -> dict[int, Usage]:
-    """Usages by their number, in the order they began."""
+    """Usages by id, in order of their start."""
     usage, end, beat = schema.usage, schema.usage_end, schema.usage_beat
     on_end = end.c.usage_id == usage.c.usage_id
     if as_of_ns is not None:
@@ -103,7 +119,7 @@ def usages(
 
 
 def usages_of_trial(connection: Connection, lease_id: str, trial_id: str, sweep_id: str) -> list[Row]:
-    """Of each attempt: `attempt`, `cards_micro`, and `to_ns`, which is None while it is open."""
+    """One row per attempt: `attempt`, `cards_micro`, and `to_ns`, which is None while the usage is open."""
     usage, end = schema.usage, schema.usage_end
     query = select(usage.c.attempt, usage.c.cards_micro, end.c.to_ns)
     query = query.select_from(usage.outerjoin(end, end.c.usage_id == usage.c.usage_id))
@@ -111,8 +127,8 @@ def usages_of_trial(connection: Connection, lease_id: str, trial_id: str, sweep_
     return list(connection.execute(query))
 
 
-def corrected(connection: Connection) -> dict[str, int]:
-    """By lease, what corrections have added to its cost, in 1e-12 of its currency."""
+def corrections_by_lease(connection: Connection) -> dict[str, int]:
+    """Sum of the corrections of each lease, in 1e-12 of its currency."""
     table = schema.correction
     found: dict[str, int] = {}
     for lease_id, pico in connection.execute(select(table.c.lease_id, table.c.pico)):
@@ -123,7 +139,7 @@ def corrected(connection: Connection) -> dict[str, int]:
 def labels(
     connection: Connection, usage_ids: Sequence[int] | None, *, as_of_ns: int | None = None
 ) -> dict[int, dict[str, str]]:
-    """The latest value of each label of these usages (None: of all)."""
+    """The latest value of each label of these usages (None: of all usages)."""
     table = schema.label
     query = select(table.c.usage_id, table.c.name, table.c.value)
     query = query.order_by(table.c.usage_id, table.c.name, table.c.sequence)
@@ -140,7 +156,7 @@ def labels(
 def phase_totals(
     connection: Connection, *, lease_ids: Sequence[str] | None = None, as_of_ns: int | None = None
 ) -> dict[int, dict[str, int]]:
-    """Card-nanoseconds reported by usage and kind of phase."""
+    """Reported card-nanoseconds by usage and phase."""
     phase = schema.phase
     total = func.sum(phase.c.card_ns)
     query = select(phase.c.usage_id, phase.c.kind, total).group_by(phase.c.usage_id, phase.c.kind)
@@ -190,7 +206,7 @@ def _until(query: Select, column: Any, as_of_ns: int | None) -> Select:
 
 
 def chunks(items: Sequence[Any], size: int = 500) -> list[Sequence[Any]]:
-    """Few enough at a time for one statement's parameters."""
+    """Slices that are small enough for the parameters of one statement."""
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
@@ -215,8 +231,8 @@ def _lease_state(row: Row, sweeps: tuple[str, ...]) -> LeaseState:
         opened_by=row.opened_by,
         from_ns=row.from_ns,
     )
-    heard = row.beat_ns or row.from_ns
-    return LeaseState(lease, row.from_ns, row.to_ns, row.how, bool(row.released), heard, sweeps)
+    last_heartbeat_ns = row.beat_ns or row.from_ns
+    return LeaseState(lease, row.from_ns, row.to_ns, row.how, bool(row.released), last_heartbeat_ns, sweeps)
 
 
 def _usage(row: Row, values: Mapping[str, str]) -> Usage:

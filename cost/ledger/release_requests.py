@@ -1,7 +1,7 @@
 """Machines that were asked to go: whether they did is known only once their provider, or the command, has said so.
 
 A lease that was asked to end and is not closed goes on accruing, and is RELEASE_UNCONFIRMED wherever it is listed. The
-requests are a journal; that a release is confirmed is the end of the lease itself (`Ledger.close_lease`).
+requests are a journal; that a release is confirmed is the end of the lease itself (`LeaseStore.close`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def note_in_use(ledger: Ledger, lease_id: str) -> None:
 
 def note_gone(ledger: Ledger, lease_id: str) -> None:
     """Somebody says that the machine went when its lease ended."""
-    ledger.append_event(STREAM, "gone", {"lease_id": lease_id, "text": ""}, f"gone:{lease_id}")
+    ledger.events.append(STREAM, "gone", {"lease_id": lease_id, "text": ""}, f"gone:{lease_id}")
 
 
 def gone(ledger: Ledger) -> set[str]:
     """Leases whose end was the end of the machine: confirmed as released, or said by somebody."""
-    said = {event.body["lease_id"] for event in ledger.events(STREAM) if event.kind == "gone"}
-    return said | {state.lease.lease_id for state in ledger.leases() if state.released}
+    said = {event.body["lease_id"] for event in ledger.events.read(STREAM) if event.kind == "gone"}
+    return said | {state.lease.lease_id for state in ledger.leases.find() if state.released}
 
 
 def unconfirmed(ledger: Ledger) -> dict[str, str]:
@@ -51,7 +51,7 @@ def unconfirmed(ledger: Ledger) -> dict[str, str]:
     for event in _by_time(ledger):
         known[event.body["lease_id"]] = event.body["text"]
     known = {lease_id: text for lease_id, text in known.items() if text}
-    still_open = {state.lease.lease_id for state in ledger.leases(only_open=True)} if known else set()
+    still_open = {state.lease.lease_id for state in ledger.leases.find(only_open=True)} if known else set()
     return {lease_id: text for lease_id, text in known.items() if lease_id in still_open}
 
 
@@ -63,14 +63,14 @@ def under_way(ledger: Ledger, lease_id: str) -> bool:
 
 def noted_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:
     """Whether anything was said of this machine's release at `at_ns` or after."""
-    return any(e.at_ns >= at_ns and e.body["lease_id"] == lease_id for e in ledger.events(STREAM))
+    return any(e.at_ns >= at_ns and e.body["lease_id"] == lease_id for e in ledger.events.read(STREAM))
 
 
 def _by_time(ledger: Ledger) -> list[StoredEvent]:
     """Books that were merged have them in another order than they happened."""
-    return sorted(ledger.events(STREAM), key=lambda event: event.at_ns)
+    return sorted(ledger.events.read(STREAM), key=lambda event: event.at_ns)
 
 
 def _note(ledger: Ledger, kind: str, lease_id: str, text: str) -> None:
     body = {"lease_id": lease_id, "text": text}
-    ledger.append_event(STREAM, kind, body, f"{kind}:{lease_id}:{ledger.now_ns()}")
+    ledger.events.append(STREAM, kind, body, f"{kind}:{lease_id}:{ledger.now_ns()}")

@@ -1,8 +1,8 @@
-"""What running attempts may still cost: a bound that is set aside when an attempt starts.
+"""Reservations: the most that a running attempt may still cost, set aside when the attempt starts.
 
-A reservation is open for as long as its attempt holds its cards. No entry releases it: the end of the usage does,
-whoever writes that, so that one of a driver that was killed is free again once its usages are closed. A later
-reservation of the same attempt takes the place of the earlier one. Nothing here knows a limit.
+A reservation is open as long as the usage of its attempt is open. No row releases a reservation: the end of the usage
+does, whoever writes that end, so the reservations of a killed driver are free once its usages are closed. A later
+reservation of the same attempt replaces the earlier one. Limits are not known here.
 """
 
 from __future__ import annotations
@@ -15,57 +15,54 @@ from decimal import Decimal
 from sqlalchemy import and_, select
 
 from cost.ledger import schema
-from cost.ledger.journal import Journal
+from cost.ledger.writer import LedgerWriter
 from cost.money import Money
 from cost.records import LedgerError, UsageKey
 
-_TURN = "budget"
+_LOCK = "budget"
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """The most that an attempt is taken to cost, from its start to its end."""
+    """An upper bound of the cost of an attempt, from its start to its end."""
 
     key: UsageKey
     sweep_id: str
     stage: str
     amount: Money
     cards: Decimal
-    """How many of the machine's cards the amount pays for: the attempt's own, and its part of those that idle."""
+    """Cards of the machine that the amount pays for: the attempt's own cards plus its share of the idle cards."""
     source: str
-    """Where the amount comes from, for people."""
+    """How the amount was computed, as text for people."""
     from_ns: int | None = None
-    """When its usage began; None: it is about to."""
+    """Start of the attempt's usage; None: the usage has not started yet."""
 
 
-class Reservations(Journal):
-    """A driver that sets money aside."""
+class ReservationStore:
+    """The reservations of one ledger."""
 
-    _first_open = 0
-    """Number of the first reservation that may be open."""
-
-    def _forget(self) -> None:
-        super()._forget()
+    def __init__(self, writer: LedgerWriter) -> None:
+        self._writer = writer
         self._first_open = 0
+        """Lowest id of a reservation that may be open."""
+        writer.on_rollback(self._reset)
 
     @contextmanager
-    def budget_turn(self) -> Iterator[None]:
-        """One transaction in which no other driver sets money aside: what is free stays free until it ends."""
-        with self._write() as connection:
-            self._store.lock(connection, _TURN)
+    def exclusive(self) -> Iterator[None]:
+        """A transaction in which no other driver can reserve, so that a limit that was checked stays true."""
+        with self._writer.write() as connection:
+            self._writer.lock(connection, _LOCK)
             yield
 
-    def reserve(self, reservation: Reservation) -> None:
-        """Set an amount aside, in the transaction that starts the usage, or later while that lasts.
+    def add(self, reservation: Reservation) -> None:
+        """Reserve an amount, in the transaction that starts the usage or later while the usage is open.
 
         Raises:
-            LedgerError: the amount is below zero.
+            LedgerError: the amount is negative.
         """
         amount = reservation.amount
         if amount.pico < 0:
-            raise LedgerError(
-                f"a reservation of {amount} for trial {reservation.key.trial_id}: it must be zero or more"
-            )
+            raise LedgerError(f"reservation of {amount} for trial {reservation.key.trial_id}: must be zero or more")
         row = {
             "sweep_id": reservation.sweep_id,
             "lease_id": reservation.key.lease_id,
@@ -77,22 +74,22 @@ class Reservations(Journal):
             "cards_micro": int(reservation.cards * schema.MICRO_PER_CARD),
             "source": reservation.source,
         }
-        with self._write() as connection:
-            self._store.lock(connection, _TURN)
-            connection.execute(schema.reservation.insert(), row | self._signature())
+        with self._writer.write() as connection:
+            self._writer.lock(connection, _LOCK)
+            connection.execute(schema.reservation.insert(), row | self._writer.signature())
 
-    def reservations(self) -> list[Reservation]:
-        """The open ones, oldest first."""
+    def find_open(self) -> list[Reservation]:
+        """The open reservations, oldest first."""
         table, usage, end = schema.reservation, schema.usage, schema.usage_end
         same = and_(*(usage.c[name] == table.c[name] for name in ("sweep_id", "lease_id", "trial_id", "attempt")))
         query = select(table, usage.c.from_ns, end.c.usage_id.label("ended"))
         query = query.select_from(
             table.outerjoin(usage, same).outerjoin(end, end.c.usage_id == usage.c.usage_id)
         ).order_by(table.c.reservation_id)
-        with self._store.read() as connection:
+        with self._writer.read() as connection:
             rows = connection.execute(query.where(table.c.reservation_id >= self._first_open)).all()
         open_rows = [row for row in rows if row.ended is None]
-        # They are numbered in the order in which they were committed, and what has ended stays so: never read again.
+        # Ids follow the order of commits, and a closed reservation stays closed: those below are never read again.
         if open_rows:
             self._first_open = open_rows[0].reservation_id
         elif rows:
@@ -105,3 +102,6 @@ class Reservations(Journal):
                 *(key, row.sweep_id, row.stage, Money(row.pico, row.currency), cards, row.source, row.from_ns)
             )
         return list(found.values())
+
+    def _reset(self) -> None:
+        self._first_open = 0

@@ -24,8 +24,8 @@ from sqlalchemy import Connection, NullPool, create_engine, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from cost.ledger import schema
+from cost.ledger.database import shown_place, sqlite_path, with_psycopg
 from cost.ledger.liveness import process_start
-from cost.ledger.store import shown_place, sqlite_path, with_psycopg
 from cost.periods import instant_text
 from cost.records import StoreError
 

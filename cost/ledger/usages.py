@@ -1,6 +1,6 @@
-"""Who used machines, in the ledger: attempts that hold cards, what they reported, how they ended, what is said of them.
+"""Usages in the ledger: the cards that an attempt uses, the durations it reported, its labels, and how it ended.
 
-A usage is known to be held until it ends, or until its driver falls silent: `close_dead` ends it there.
+A usage is open until it is ended, or until its driver is dead: `close_dead` then ends it at its last heartbeat.
 """
 
 from __future__ import annotations
@@ -12,53 +12,57 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from cost.clock import Clock
 from cost.ledger import liveness, queries, schema
-from cost.ledger.corrections import Entries
-from cost.ledger.free_cards import InUse
+from cost.ledger.closed_months import check_month_is_open
+from cost.ledger.free_cards import FreeCards
 from cost.ledger.liveness import SILENT_NS
-from cost.ledger.store import Store
-from cost.records import OUTCOMES, PHASES, IntegrityError, LedgerError, Usage, UsageKey
+from cost.ledger.writer import LedgerWriter
+from cost.money import Money, MoneyError
+from cost.records import FORECASTS, OUTCOMES, PHASES, IntegrityError, LedgerError, Usage, UsageKey
+
+PhaseReport = tuple[UsageKey, int, Mapping[str, int]]
+"""Usage, number of the report, and card-nanoseconds by phase."""
 
 
-class Usages(Entries):
-    """A ledger of the cards of machines. Facts are written once; the same again changes nothing."""
+class UsageStore:
+    """The usages of one ledger. Writing the same fact again changes nothing; other content is an error."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        super().__init__(store, clock)
+    def __init__(self, writer: LedgerWriter) -> None:
+        self._writer = writer
         self._usage_ids: dict[UsageKey, int] = {}
-        self._in_use: dict[str, InUse] = {}
+        self._free_cards: dict[str, FreeCards] = {}
+        writer.on_rollback(self._reset)
 
-    def start_usage(self, key: UsageKey, sweep_id: str, cards: Decimal, labels: Mapping[str, str]) -> None:
-        """An attempt holds `cards` (a fraction of one is allowed, to six decimal places) of a lease from now on.
+    def start(self, key: UsageKey, sweep_id: str, cards: Decimal, labels: Mapping[str, str]) -> None:
+        """Start the usage of `cards` cards (a fraction of at most six decimal places is allowed) from now on.
 
         Raises:
-            IntegrityError: the lease is closed, the sweep is not attached, the trial already holds cards of this
-                lease, or there are not so many free cards.
+            IntegrityError: the lease is closed, the sweep is not attached, the trial already uses cards of this lease,
+                or fewer cards are free.
         """
         micro = _micro(cards)
-        with self._write() as connection:
-            self._store.lock(connection, f"lease {key.lease_id}")
-            state = self._lease(connection, key.lease_id)
-            held = None
+        with self._writer.write() as connection:
+            self._writer.lock(connection, f"lease {key.lease_id}")
+            state = queries.lease_state(connection, key.lease_id)
+            open_key = None
             for known in queries.usages_of_trial(connection, key.lease_id, key.trial_id, sweep_id):
                 if known.attempt == key.attempt:
                     if known.cards_micro != micro:
                         before = Decimal(known.cards_micro) / schema.MICRO_PER_CARD
-                        raise IntegrityError(f"{key} was started before with {before} cards, not {cards}")
+                        raise IntegrityError(f"{key} exists with {before} cards, not {cards}")
                     return
-                held = replace(key, attempt=known.attempt) if known.to_ns is None else held
+                open_key = replace(key, attempt=known.attempt) if known.to_ns is None else open_key
             if state.to_ns is not None:
                 raise IntegrityError(f"lease {key.lease_id} is closed ({state.how}): {key} cannot start on it")
             if sweep_id not in state.sweeps:
                 raise IntegrityError(f"sweep {sweep_id} is not attached to lease {key.lease_id}; attach it first")
-            if held:
-                raise IntegrityError(f"trial {key.trial_id} already holds cards of this lease: {held}")
-            in_use = self._in_use.setdefault(key.lease_id, InUse(key.lease_id))
-            free = in_use.free(connection, state.lease.cards * schema.MICRO_PER_CARD, micro)
+            if open_key:
+                raise IntegrityError(f"trial {key.trial_id} already uses cards of this lease: {open_key}")
+            free_cards = self._free_cards.setdefault(key.lease_id, FreeCards(key.lease_id))
+            free = free_cards.free_micro(connection, state.lease.cards * schema.MICRO_PER_CARD, micro)
             if micro > free:
                 raise IntegrityError(
-                    f"{key} wants {cards} cards, but {Decimal(max(free, 0)) / schema.MICRO_PER_CARD} of the "
+                    f"{key} needs {cards} cards, but {Decimal(max(free, 0)) / schema.MICRO_PER_CARD} of the "
                     f"{state.lease.cards} cards of lease {key.lease_id} are free"
                 )
             row = {
@@ -67,29 +71,29 @@ class Usages(Entries):
                 "attempt": key.attempt,
                 "sweep_id": sweep_id,
                 "cards_micro": micro,
-                "from_ns": max(self.now_ns(), state.from_ns),
+                "from_ns": max(self._writer.now_ns(), state.from_ns),
             }
-            result = connection.execute(schema.usage.insert(), row | self._signature())
+            result = connection.execute(schema.usage.insert(), row | self._writer.signature())
             self._usage_ids.pop(key, None)
             assert result.inserted_primary_key is not None
-            in_use.started(result.inserted_primary_key[0], micro)
+            free_cards.started(result.inserted_primary_key[0], micro)
             self._write_labels(connection, result.inserted_primary_key[0], labels)
 
     def add_phases(self, key: UsageKey, sequence: int, card_ns: Mapping[str, int]) -> None:
-        """Card-nanoseconds that the trial reported, by kind of phase; `sequence` numbers its reports.
+        """Record card-nanoseconds by phase; `sequence` is the number of the trial's report.
 
         Raises:
-            IntegrityError: report `sequence` came before with another content.
-            LedgerError: a duration is negative, or no such kind of phase is known.
+            IntegrityError: report `sequence` exists with other content.
+            LedgerError: a duration is negative, or a phase is unknown.
         """
-        self.add_phases_of([(key, sequence, card_ns)])
+        self.add_phase_reports([(key, sequence, card_ns)])
 
-    def add_phases_of(self, reports: Sequence[tuple[UsageKey, int, Mapping[str, int]]]) -> None:
+    def add_phase_reports(self, reports: Sequence[PhaseReport]) -> None:
         """`add_phases` for many reports at once, all or none."""
         for key, _, card_ns in reports:
             _check_phases(key, card_ns)
-        with self._write() as connection:
-            now = self.now_ns()
+        with self._writer.write() as connection:
+            now = self._writer.now_ns()
             rows = [
                 [
                     {"usage_id": usage_id, "kind": kind, "sequence": number, "card_ns": value, "written_ns": now}
@@ -103,17 +107,17 @@ class Usages(Entries):
             if len(reports) > 1:
                 together = [row for of_report in rows for row in of_report]
                 attempt = connection.begin_nested()
-                if not together or self._insert_new(connection, schema.phase, together) == len(together):
+                if not together or self._writer.insert_new(connection, schema.phase, together) == len(together):
                     attempt.commit()
                     return
-                attempt.rollback()  # something is there already: one by one, to tell what
+                attempt.rollback()  # some rows exist already: insert one report at a time to find out which
             for (key, _, _), of_report in zip(reports, rows, strict=True):
                 if of_report:
                     self._insert_phases(connection, key, of_report)
 
     def _insert_phases(self, connection: Connection, key: UsageKey, rows: list[dict[str, Any]]) -> None:
         table, number = schema.phase, rows[0]["sequence"]
-        inserted = self._insert_new(connection, table, rows)
+        inserted = self._writer.insert_new(connection, table, rows)
         if inserted == len(rows):
             return
         query = select(table.c.kind, table.c.card_ns).where(
@@ -122,104 +126,115 @@ class Usages(Entries):
         known = {row.kind: row.card_ns for row in connection.execute(query)}
         given = {row["kind"]: row["card_ns"] for row in rows}
         if known != given or inserted:
-            raise IntegrityError(f"report {number} of {key} came before as {known}, and now as {given}")
+            raise IntegrityError(f"report {number} of {key} exists as {known}; now reported as {given}")
 
-    def end_usage(self, key: UsageKey, outcome: str, *, at_ns: int | None = None, end_estimated: bool = False) -> None:
-        """The attempt's cards are free again. Ended before: nothing changes, if it ended in the same way.
+    def end(self, key: UsageKey, outcome: str, *, at_ns: int | None = None, end_estimated: bool = False) -> None:
+        """End a usage: its cards are free again. Ending it again with the same outcome changes nothing.
 
-        An end that another driver had to estimate stays as it is: the cards were counted as free since then.
+        An end that another driver had to estimate stays, because its cards were counted as free from then on.
 
         Raises:
-            IntegrityError: it ended before with another outcome, or would end before it starts.
+            IntegrityError: the usage ended with another outcome, or would end before it started.
         """
         if outcome not in OUTCOMES:
-            raise LedgerError(f"{outcome!r} is no outcome of an attempt; one of {', '.join(OUTCOMES)}")
-        with self._write() as connection:
+            raise LedgerError(f"{outcome!r} is not an outcome of an attempt; choose one of {', '.join(OUTCOMES)}")
+        with self._writer.write() as connection:
             usage_id = self._usage_id(connection, key)
             known = connection.execute(select(schema.usage_end).where(schema.usage_end.c.usage_id == usage_id)).first()
             if known is not None:
                 same = known.outcome == outcome and at_ns in (None, known.to_ns)
                 if same or known.estimated:
                     return
-                raise IntegrityError(f"{key} ended before as {known.outcome}, and now as {outcome}")
+                raise IntegrityError(f"{key} ended as {known.outcome}; now ended as {outcome}")
             begun = connection.execute(select(schema.usage.c.from_ns).where(schema.usage.c.usage_id == usage_id))
             from_ns = begun.scalar_one()
-            # The driver that started it may have a clock that is a little ahead.
-            to_ns = max(self.now_ns(), from_ns) if at_ns is None else at_ns
+            # The clock of the driver that started the usage may be slightly ahead.
+            to_ns = max(self._writer.now_ns(), from_ns) if at_ns is None else at_ns
             if to_ns < from_ns:
                 raise IntegrityError(f"{key} cannot end {from_ns - to_ns} ns before it starts")
-            self._refuse_frozen(connection, to_ns, f"{key} would end")
+            check_month_is_open(connection, to_ns, f"{key} would end")
             row = {"usage_id": usage_id, "to_ns": to_ns, "outcome": outcome, "estimated": int(end_estimated)}
-            connection.execute(schema.usage_end.insert(), row | self._signature())
-            if key.lease_id in self._in_use:
-                self._in_use[key.lease_id].ended(usage_id)
+            connection.execute(schema.usage_end.insert(), row | self._writer.signature())
+            if key.lease_id in self._free_cards:
+                self._free_cards[key.lease_id].ended(usage_id)
 
     def set_labels(self, key: UsageKey, labels: Mapping[str, str]) -> None:
-        """Facts about an attempt that reports show (stage, state, acc ...); the latest value of each counts.
+        """Set labels of an attempt that reports show (stage, state, acc ...). The latest value of a label counts.
 
         Raises:
-            LedgerError: a forecast is no amount with a currency.
+            LedgerError: a forecast label is not an amount with a currency.
         """
-        with self._write() as connection:
+        with self._writer.write() as connection:
             self._write_labels(connection, self._usage_id(connection, key), labels)
 
-    def usages(self, *, sweep_id: str | None = None, only_open: bool = False) -> list[Usage]:
-        """Usages in the order they began."""
-        with self._store.read() as connection:
+    def find(self, *, sweep_id: str | None = None, only_open: bool = False) -> list[Usage]:
+        """Usages in order of their start: of all sweeps or one, all or the open ones."""
+        with self._writer.read() as connection:
             found = queries.usages(connection, only_open=only_open, sweep_id=sweep_id)
         return list(found.values())
 
-    def close_dead(self, *, silent_ns: int = SILENT_NS, driven: str = "") -> list[Usage]:
-        """End the usages whose driver is dead, as LOST and `end_estimated`, at the last moment at which they were known
-        to be held: their last heartbeat, or the last report of their trial. Returns them. One whose `state` had been
-        told to be an outcome keeps that.
+    def close_dead(self, *, silent_ns: int = SILENT_NS, locked_sweep: str = "") -> list[Usage]:
+        """End the usages of dead drivers with outcome LOST and an estimated end. Returns the ended usages.
 
-        A driver is dead when its process is gone (on this host), or when it has been silent for `silent_ns` (on
-        another), or when this one holds its sweep (`driven`; see `cost.driving`). Leases stay open: the machine is
-        still there, and paid for.
+        A usage ends at its last heartbeat or at the last report of its trial, whichever is later. A usage whose label
+        `state` is an outcome already ends with that outcome, not as LOST.
+
+        A driver is dead when its process on this host is gone, or when a driver on another host was silent for
+        `silent_ns`. Every other driver of `locked_sweep` counts as dead, because this process has that sweep's lock
+        (see `cost.ledger.sweep_lock`). Leases stay open: the machine still exists and costs money.
         """
         closed: list[Usage] = []
-        with self._write() as connection:
-            now = self.now_ns()
+        with self._writer.write() as connection:
+            now = self._writer.now_ns()
             drivers = {row.driver_id: row for row in connection.execute(select(schema.driver))}
             query = select(schema.usage.c.usage_id, schema.usage.c.driver_id)
-            owner = {row.usage_id: row.driver_id for row in connection.execute(query)}
+            driver_of = {row.usage_id: row.driver_id for row in connection.execute(query)}
             for usage_id, usage in queries.usages(connection, only_open=True).items():
-                holder = drivers[owner[usage_id]]
-                heard = usage.last_heartbeat_ns
-                if holder.driver_id == self.driver_id:
+                driver = drivers[driver_of[usage_id]]
+                if driver.driver_id == self._writer.driver_id:
                     continue
-                dead = liveness.driver_is_dead(holder, self._clock.anchor, now, heard, silent_ns)
-                if not dead and usage.sweep_id != driven:
+                dead = liveness.driver_is_dead(
+                    driver, self._writer.clock.anchor, now, usage.last_heartbeat_ns, silent_ns
+                )
+                if not dead and usage.sweep_id != locked_sweep:
                     continue
                 reported = select(func.max(schema.phase.c.written_ns)).where(schema.phase.c.usage_id == usage_id)
                 to_ns = max(usage.last_heartbeat_ns, connection.execute(reported).scalar() or 0)
-                # An attempt that was over, and only held its cards still, is not lost.
-                said = usage.labels.get("state", "")
-                outcome = said if said in OUTCOMES else "LOST"
+                # An attempt that had finished and only still occupied its cards is not lost.
+                state = usage.labels.get("state", "")
+                outcome = state if state in OUTCOMES else "LOST"
                 row = {"usage_id": usage_id, "to_ns": to_ns, "outcome": outcome, "estimated": 1}
-                connection.execute(schema.usage_end.insert(), row | self._signature())
+                connection.execute(schema.usage_end.insert(), row | self._writer.signature())
                 closed.append(replace(usage, to_ns=to_ns, outcome=outcome, end_estimated=True))
         return closed
 
-    def heartbeat(self, lease_id: str, usages: Sequence[UsageKey] = ()) -> None:
-        """The machine is held, and so are the cards of these usages. Those that have ended meanwhile stay ended."""
-        with self._write() as connection:
-            now = self.now_ns()
-            if self._lease(connection, lease_id).to_ns is None:
-                row = {"lease_id": lease_id, "at_ns": now, "driver_id": self.driver_id}
-                self._insert_new(connection, schema.lease_beat, [row])
-            ids = [self._usage_id(connection, key) for key in usages]
+    def heartbeat(self, keys: Sequence[UsageKey], at_ns: int) -> None:
+        """Record that these usages still use their cards at an instant. Ended usages stay as they are."""
+        with self._writer.write() as connection:
+            ids = [self._usage_id(connection, key) for key in keys]
             ended = select(schema.usage_end.c.usage_id).where(schema.usage_end.c.usage_id.in_(ids))
             open_ids = set(ids) - set(connection.execute(ended).scalars()) if ids else set()
             if open_ids:
-                rows = [{"usage_id": usage_id, "at_ns": now} for usage_id in sorted(open_ids)]
-                self._insert_new(connection, schema.usage_beat, rows)
+                rows = [{"usage_id": usage_id, "at_ns": at_ns} for usage_id in sorted(open_ids)]
+                self._writer.insert_new(connection, schema.usage_beat, rows)
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._usage_ids.clear()
-        self._in_use.clear()
+    def _write_labels(self, connection: Connection, usage_id: int, labels: Mapping[str, str]) -> None:
+        known = queries.labels(connection, [usage_id]).get(usage_id, {})
+        changed = {name: str(value) for name, value in labels.items() if known.get(name) != str(value)}
+        if not changed:
+            return
+        for name in changed.keys() & set(FORECASTS):
+            try:
+                Money.parse(changed[name], negative=False)
+            except MoneyError as error:
+                raise LedgerError(f"label {name}: {error}") from error
+        table, now = schema.label, self._writer.now_ns()
+        last = connection.execute(select(func.max(table.c.sequence)).where(table.c.usage_id == usage_id)).scalar()
+        rows = [
+            {"usage_id": usage_id, "name": name, "sequence": (last or 0) + 1, "value": value, "written_ns": now}
+            for name, value in changed.items()
+        ]
+        connection.execute(table.insert(), rows)
 
     def _usage_id(self, connection: Connection, key: UsageKey) -> int:
         known = self._usage_ids.get(key)
@@ -235,17 +250,21 @@ class Usages(Entries):
         self._usage_ids[key] = found
         return found
 
+    def _reset(self) -> None:
+        self._usage_ids.clear()
+        self._free_cards.clear()
+
 
 def _micro(cards: Decimal | int) -> int:
     scaled = Decimal(cards) * schema.MICRO_PER_CARD
     if not scaled.is_finite() or scaled != scaled.to_integral_value() or scaled <= 0:
-        raise LedgerError(f"{cards} is no number of cards; write one above 0 with at most six decimal places")
+        raise LedgerError(f"{cards} is not a number of cards; write a number above 0 with at most six decimal places")
     return int(scaled)
 
 
 def _check_phases(key: UsageKey, card_ns: Mapping[str, int]) -> None:
     for kind, value in card_ns.items():
         if kind not in PHASES:
-            raise LedgerError(f"{kind!r} is no phase; one of {', '.join(PHASES)}")
+            raise LedgerError(f"{kind!r} is not a phase; choose one of {', '.join(PHASES)}")
         if type(value) is not int or value < 0:
-            raise LedgerError(f"phase {kind} of {key} lasted {value!r} card-nanoseconds: not a whole number >= 0")
+            raise LedgerError(f"phase {kind} of {key}: {value!r} card-nanoseconds; write a whole number >= 0")

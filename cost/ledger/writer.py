@@ -1,7 +1,7 @@
-"""One driver process as a writer of the ledger: its clock, its row, its transactions.
+"""The driver process as a writer of the ledger: its clock, its row in the driver table, its transactions.
 
-A driver registers itself with its anchor at its first write; steps of its wall clock are written down with the next
-one. Nothing here knows what is written.
+A driver registers at its first write, with its clock's anchor. Steps of the wall clock are recorded with the next
+write. Every row carries the driver's id and the time of the write (`signature`).
 """
 
 from __future__ import annotations
@@ -9,115 +9,97 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
 from cost.clock import Clock, DriverClock
 from cost.ledger import schema
+from cost.ledger.database import Database
 from cost.ledger.liveness import process_start
-from cost.ledger.sqlite_copy import daily_backup
-from cost.ledger.store import Store
 
 
-class Driver:
-    """A store and a clock. Use it as a context manager, or `close` it. Threads may share one; they take turns."""
+class LedgerWriter:
+    """The database, the clock and the identity that all stores of one open ledger share. Threads take turns."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self._store = store
-        self._clock = DriverClock(clock)
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.database = database
+        self.clock = DriverClock(clock)
         self.driver_id = str(uuid.uuid4())
         self._registered = False
         self._steps_written = 0
-
-    def close(self) -> None:
-        self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    @property
-    def place(self) -> str:
-        """Where it is: a path, or a URL without its password."""
-        return self._store.place
-
-    def backup(self) -> Path | None:
-        """A whole copy of the ledger beside it, one per day; None for a server, which has means of its own.
-
-        Raises:
-            StoreError: the copy cannot be written.
-        """
-        return None if self._store.path is None else daily_backup(self._store.path, self.now_ns())
-
-    def check_file(self) -> None:
-        """Every page of a ledger in a file can be read. Raises StoreError."""
-        self._store.check_file()
-
-    def copy_to(self, target: Path) -> Path:
-        """A whole copy of the ledger as a SQLite file, of a server's too, as of one moment.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        return self._store.copy_to(target)
+        self._rollback_callbacks: list[Callable[[], None]] = []
 
     def now_ns(self) -> int:
         """UTC nanoseconds by this driver's anchor."""
-        return self._clock.now_ns()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All or nothing. Calls inside join it; an error that passes through any of them abandons all of it."""
-        with self._write():
-            yield
+        return self.clock.now_ns()
 
     def read(self) -> AbstractContextManager[Connection]:
-        """A connection for the functions of `facts`."""
-        return self._store.read()
+        """A connection that sees one consistent state."""
+        return self.database.read()
 
     @contextmanager
-    def unsigned(self) -> Iterator[Connection]:
-        """A write transaction for facts that other drivers signed: for `cost.merge` alone."""
-        with self._store.turn:
-            try:
-                with self._store.write() as connection:
-                    yield connection
-            except BaseException:
-                self._forget()
-                raise
+    def write(self) -> Iterator[Connection]:
+        """A write transaction of this driver; nested calls join the open transaction of this thread.
 
-    @contextmanager
-    def _write(self) -> Iterator[Connection]:
-        with self._store.turn:
+        An error rolls back the whole transaction and calls every `on_rollback` callback.
+        """
+        with self.database.turn:
             before = self._registered, self._steps_written
             try:
-                with self._store.write() as connection:
+                with self.database.write() as connection:
                     if not self._registered:
                         self._register(connection)
                     self._write_steps(connection)
                     yield connection
             except BaseException:
-                # What was written with it is gone, the driver's own row included.
-                self._registered, self._steps_written = before
-                self._forget()
+                self._registered, self._steps_written = before  # the driver's own row is rolled back as well
+                self._rolled_back()
                 raise
 
-    def lock_stream(self, connection: Connection, stream: str) -> None:
-        """No other program appends to a journal until the transaction ends."""
-        self._store.lock(connection, f"stream {stream}")
+    @contextmanager
+    def write_unsigned(self) -> Iterator[Connection]:
+        """A write transaction that does not register this driver, for merging rows that other drivers signed."""
+        with self.database.turn:
+            try:
+                with self.database.write() as connection:
+                    yield connection
+            except BaseException:
+                self._rolled_back()
+                raise
 
-    def _forget(self) -> None:
-        """Called when a transaction is undone."""
+    def on_rollback(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each rollback: a store drops what it cached from the transaction."""
+        self._rollback_callbacks.append(callback)
+
+    def lock(self, connection: Connection, name: str) -> None:
+        """Exclude other programs that lock the same name, until the transaction ends."""
+        self.database.lock(connection, name)
+
+    def signature(self) -> dict[str, Any]:
+        """The columns of every row that say who wrote it and when."""
+        return {"driver_id": self.driver_id, "written_ns": self.now_ns()}
+
+    def insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
+        """Insert the rows whose primary key is not in the table yet. Returns the number of inserted rows."""
+        if self.database.dialect == "sqlite":
+            return connection.execute(sqlite.insert(table).on_conflict_do_nothing(), rows).rowcount
+        from sqlalchemy.dialects import postgresql  # slow to import, and not needed for SQLite
+
+        key = next(iter(table.primary_key))
+        # psycopg does not report the row count of a batch, so the statement returns the inserted keys.
+        insert = postgresql.insert(table).on_conflict_do_nothing().returning(key)
+        return len(connection.execute(insert, rows).all())
+
+    def _rolled_back(self) -> None:
+        for callback in self._rollback_callbacks:
+            callback()
 
     def _register(self, connection: Connection) -> None:
-        anchor = self._clock.anchor
+        anchor = self.clock.anchor
         row = {
             "driver_id": self.driver_id,
             "host": socket.gethostname(),
@@ -131,22 +113,8 @@ class Driver:
         self._registered = True
 
     def _write_steps(self, connection: Connection) -> None:
-        steps = self._clock.steps[self._steps_written :]
+        steps = self.clock.steps[self._steps_written :]
         for step in steps:
             row = {"driver_id": self.driver_id, "at_ns": step.at_ns, "step_ns": step.step_ns}
             connection.execute(schema.clock_step.insert(), row)
         self._steps_written += len(steps)
-
-    def _signature(self) -> dict[str, Any]:
-        return {"driver_id": self.driver_id, "written_ns": self.now_ns()}
-
-    def _insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
-        """Insert the rows whose key is not there yet; returns how many those were."""
-        if self._store.dialect == "sqlite":
-            return connection.execute(sqlite.insert(table).on_conflict_do_nothing(), rows).rowcount
-        from sqlalchemy.dialects import postgresql  # imported slowly, and not needed for a file
-
-        key = next(iter(table.primary_key))
-        # A batch's row count is not known to this driver: it returns what it inserted instead.
-        insert = postgresql.insert(table).on_conflict_do_nothing().returning(key)
-        return len(connection.execute(insert, rows).all())

@@ -39,7 +39,7 @@ def book_as_of(ledger: Ledger, book: PriceBook, as_of_ns: int) -> PriceBook:
     Rows that the ledger kept by then stand in for those edited since; rows that came later are left out, unless their
     series has no earlier one.
     """
-    kept = {(row.series, row.valid_from): row for row in ledger.remembered_prices(as_of_ns)}
+    kept = {(row.series, row.valid_from): row for row in ledger.price_archive.rows(as_of_ns)}
     known = {row.series for row in book.rows if row.known_at(as_of_ns)} | {series for series, _ in kept}
     rows = [row for row in book.rows if (row.series, row.valid_from) not in kept]
     rows = [row for row in rows if row.known_at(as_of_ns) or row.series not in known]

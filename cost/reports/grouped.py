@@ -59,7 +59,7 @@ def grouped_report(
         raise LedgerError(f"there is no report by {scope.by!r}; by one of {', '.join(GROUPINGS)}, tag:NAME")
     cuts: list[int] = []
     if scope.by in PERIODS:
-        first = min((s.from_ns for s in ledger.leases()), default=now_ns)
+        first = min((s.from_ns for s in ledger.leases.find()), default=now_ns)
         # A billing increment may lie after the end of its lease: no known rule adds more than a month.
         cuts = period_edges(first, now_ns + 32 * 86_400 * 10**9, scope.by, scope.zone)
     rates = load_rates(book.folder) if scope.currency is not None else ()

@@ -19,7 +19,7 @@ from cost.charges.lease_charge import (
 )
 from cost.ledger import queries
 from cost.ledger.ledger import SILENT_NS, Ledger
-from cost.ledger.machine_states import RUNNING, state_at
+from cost.ledger.machine_states import RUNNING, change_at
 from cost.money import Money, rounded
 from cost.periods import instant_text
 from cost.prices.billing import BillingRule, rule_for
@@ -81,16 +81,16 @@ def lease_statuses(
     """
     rules = billing_rules(book) if rules is None else rules
     busy, last_end = set(), dict[str, int]()
-    for usage in ledger.usages():
+    for usage in ledger.usages.find():
         lease_id = usage.key.lease_id
         if usage.to_ns is None:
             busy.add(lease_id)
         else:
             last_end[lease_id] = max(usage.to_ns, last_end.get(lease_id, 0))
-    every, found = ledger.leases(), []
+    every, found = ledger.leases.find(), []
     with ledger.read() as connection:
-        corrected = queries.corrected(connection)
-    for state in ledger.leases(only_open=only_open):
+        corrected = queries.corrections_by_lease(connection)
+    for state in ledger.leases.find(only_open=only_open):
         lease_id = state.lease.lease_id
         idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
         more = corrected.get(lease_id, 0)
@@ -117,7 +117,7 @@ def _lease_status(
     if state.to_ns is None and now_ns - state.last_heartbeat_ns >= SILENT_NS:
         unheard_since = state.last_heartbeat_ns
     other = at(now_ns)
-    changed = state_at(other.state_changes, lease.lease_id, now_ns)
+    changed = change_at(other.state_changes, lease.lease_id, now_ns)
     doing = None if state.to_ns is not None else changed.state if changed else RUNNING
     segments, rows = charge_lease(state, book, rules, now_ns, other)
     if not all(segment.price_hash for segment in segments):

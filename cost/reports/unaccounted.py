@@ -37,7 +37,7 @@ def unaccounted_times(ledger: Ledger) -> list[UnaccountedTime]:
     """Those that nobody has accounted for, in the order their leases began."""
     settled, found = gone(ledger), []
     of_machine: dict[str, list[LeaseState]] = defaultdict(list)
-    for state in ledger.leases():
+    for state in ledger.leases.find():
         of_machine[state.lease.instance_id].append(state)
     for states in of_machine.values():
         for state, after in zip(states, [*states[1:], None], strict=True):
@@ -73,7 +73,7 @@ def record_lease(ledger: Ledger, lease_id: str, to_ns: int | None = None) -> str
     if until_ns is not None and gap.to_ns is not None and until_ns > gap.to_ns:
         raise IntegrityError(f"the next lease of that machine began at {instant_text(gap.to_ns)}, before that")
     lease = replace(gap.before.lease, lease_id=f"{lease_id}+", opened_by="hand", from_ns=gap.before.to_ns)
-    ledger.open_lease(lease, until_ns=until_ns)
+    ledger.leases.open(lease, until_ns=until_ns)
     return lease.lease_id
 
 
@@ -82,7 +82,7 @@ def record_release(ledger: Ledger, lease_id: str, at_ns: int | None = None) -> N
 
     Raises: as `enter`.
     """
-    state = ledger.lease_state(lease_id)
+    state = ledger.leases.get(lease_id)
     with ledger.transaction():
         if at_ns is not None and state.to_ns is not None and at_ns > state.to_ns:
             record_lease(ledger, lease_id, at_ns)

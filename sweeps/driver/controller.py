@@ -167,7 +167,7 @@ class SweepController:
             if self._purse and (aside := self._purse.reserve(held.key)):
                 event = replace(event, reserved=aside.amount, reserved_by=aside.source)
             self._journal.append(event)
-            self._ledger.start_usage(held.key, sweep_id, cards, self._labels(trial))
+            self._ledger.usages.start(held.key, sweep_id, cards, self._labels(trial))
         held.granted = True
         self._view.changed(trial, None)
 
@@ -195,7 +195,7 @@ class SweepController:
                 self._journal.flush()
                 self._post_phases([held])
                 if isinstance(message, EvalReport) and message.step > 0:
-                    self._ledger.set_labels(held.key, _accuracy_labels(message))
+                    self._ledger.usages.set_labels(held.key, _accuracy_labels(message))
                 self._write_down(attempt, sequence, message, command)
         else:
             self._write_down(attempt, sequence, message, command)
@@ -228,7 +228,7 @@ class SweepController:
             if retry:
                 planned = (not_before_ns, retry.reason, retry.micro_batch_tokens)
                 self._journal.append(RetryPlanned(attempt.trial_id, attempt.number, *planned))
-            self._ledger.set_labels(held.key, {"state": str(state), "steps": str(trial.summary.step)})
+            self._ledger.usages.set_labels(held.key, {"state": str(state), "steps": str(trial.summary.step)})
         held.ended = True
         self._running -= 1
         goes_on = (
@@ -248,7 +248,7 @@ class SweepController:
         outcome = self._journal.record.trials[attempt.trial_id].attempts[-1].outcome or AttemptOutcome.LOST
         with self._journal.transaction():
             self._journal.append(CardsReleased(attempt.trial_id, attempt.number, released))
-            self._ledger.end_usage(held.key, str(OUTCOME_STATES[outcome]))
+            self._ledger.usages.end(held.key, str(OUTCOME_STATES[outcome]))
         if self._purse:
             self._purse.release(attempt.trial_id)
         self._view.tick()
@@ -353,7 +353,7 @@ class SweepController:
             for number, phases in [*held.phases_before, (held.last_word, held.phases)]
             if phases
         ]
-        self._ledger.add_phases_of(sums)
+        self._ledger.usages.add_phase_reports(sums)
         for held in reported:
             held.phases, held.phases_before = {}, []
 

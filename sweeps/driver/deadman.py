@@ -119,7 +119,7 @@ def _seen(ledger: Ledger, sweep_id: str) -> Seen | None:
     record, newest = replay(sweep_id, events), _newest_driver(events)
     if not record.lease_ids:
         return None
-    state = ledger.lease_state(record.lease_ids[-1])
+    state = ledger.leases.get(record.lease_ids[-1])
     lease_id = state.lease.lease_id
     settled = record.ended_ns is not None and release_requests.noted_since(ledger, lease_id, record.ended_ns)
     wanted = newest.machine.get("deadman", _AS_STARTED) if newest and newest.machine else _AS_STARTED
@@ -149,7 +149,7 @@ def _fire(database: str | Path, sweep_dir: Path, after_seconds: float, tell: Cal
             seen = _seen(ledger, sweep_dir.name)
             if seen is None or seen.over:
                 return seen is not None
-            ledger.close_dead(driven=sweep_dir.name)
+            ledger.usages.close_dead(locked_sweep=sweep_dir.name)
             journal = Journal(ledger, sweep_dir.name)
             end_lost_attempts(journal)
             newest = _newest_driver(decisions(ledger, sweep_dir.name))

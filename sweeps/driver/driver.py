@@ -111,7 +111,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         cfg = acquire.start(cfg, lambda text: console.print(Text(text), soft_wrap=True))
     try:
         with _cards(cfg) as cards, Ledger.open(cfg.database, clock) as ledger:
-            ledger.close_dead()
+            ledger.usages.close_dead()
             end_lost_attempts_of_all(ledger, records)
             with held_sweep(cfg, plan, ledger, root, known) as (journal, still_held):
                 session = Session(cfg, typed, console, ledger, journal, clock, pricing, time, cards, still_held)
@@ -147,7 +147,7 @@ def _run_sweep(session: Session) -> int:
         lease_id = record.lease_ids[-1]
     else:
         lease_id = acquire.attach(cfg, ledger, record.sweep_id, session.pricing, session.tell)
-    purse.hold(ledger.lease_state(lease_id).lease)
+    purse.hold(ledger.leases.get(lease_id).lease)
     session.still_held()
     config = canonical(cfg)  # machine and storage may differ from those it was planned with
     journal.append(DriverStarted(lease_id, os.getpid(), config["machine"], config["storage"]))
@@ -220,7 +220,7 @@ def _end(
     verdict = judge(session) if end is DriverEnd.DONE else None
     going = release.should_release(cfg, end, stop)
     if not going:
-        ledger.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken_back(stop) else end.value)
+        ledger.leases.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken_back(stop) else end.value)
     report = session.report()
     write_costs(session.console, report, session.sweep_dir)
     # Last: a driver that is killed before it is followed by one that closes the books.
@@ -242,7 +242,7 @@ def _cannot_be_paid(session: Session, purse: BudgetController) -> bool:
     """Whether not even one trial fits into a budget; if so, it is said, and nothing more is held."""
     cfg, ledger = session.cfg, session.ledger
     sweep_id = session.record.sweep_id
-    held = ledger.open_lease_of(lease.machine_instance(cfg, sweep_id))
+    held = ledger.leases.open_on(lease.machine_instance(cfg, sweep_id))
     if not (refusal := purse.refusal(held is not None)):
         return False
     session.journal.append(DriverEnded(DriverEnd.BUDGET, refusal))
@@ -250,7 +250,7 @@ def _cannot_be_paid(session: Session, purse: BudgetController) -> bool:
     if held is not None and sweep_id in held.sweeps:  # a driver of this sweep died and left the machine
         going = release.should_release(cfg, DriverEnd.BUDGET, None)
         if not going:
-            ledger.detach(held.lease.lease_id, sweep_id, "budget")
+            ledger.leases.detach(held.lease.lease_id, sweep_id, "budget")
         release_machine(session, held.lease.lease_id, wanted=going)
     elif cfg.machine.up and lease.is_real_machine(cfg) and held is None:
         session.tell(acquire.release_started(cfg, session.pricing))

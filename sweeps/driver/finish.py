@@ -64,11 +64,11 @@ def release_machine(session: Session, lease_id: str, *, wanted: bool) -> None:
             before_stop=lambda: snapshot(session),
             per_hour=per_hour,
         )
-        if ledger.lease_state(lease_id).to_ns is None:
+        if ledger.leases.get(lease_id).to_ns is None:
             session.journal.append(WarningIssued(text))
         snapshot(session)
     else:
-        text = release.still_running_text(cfg, ledger.lease_state(lease_id), per_hour)
+        text = release.still_running_text(cfg, ledger.leases.get(lease_id), per_hour)
     if text:
         session.tell(f"Machine:  {text}")
 

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from cost.copies.s3 import BucketError
+from cost.ledger.database import shown_place
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
-from cost.ledger.store import shown_place
 from cost.ledger.sweep_lock import LOCK, SweepLockedError, lock_owner, sweep_lock
 from cost.records import NoLedgerError, StoreError
 from rl.spec import ConfigurationError
@@ -57,7 +57,7 @@ def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[
         return 0
     leases = {lease_id for record in same_plan for lease_id in record.lease_ids}
     with Ledger.open(cfg.database, create=False, read_only=True) as ledger:
-        beats = [s.last_heartbeat_ns for s in ledger.leases() if s.lease.lease_id in leases]
+        beats = [s.last_heartbeat_ns for s in ledger.leases.find() if s.lease.lease_id in leases]
     return max([r.last_ns for r in same_plan] + beats) + HEARTBEAT_NS
 
 
@@ -167,7 +167,7 @@ def held_sweep(
         if cfg.resume == "failed":
             _plan_failed_again(journal, ledger)
         if not journal.record.finished:
-            ledger.close_dead(driven=journal.record.sweep_id)
+            ledger.usages.close_dead(locked_sweep=journal.record.sweep_id)
         yield journal, still_held
 
 

@@ -75,7 +75,7 @@ class Session:
         """What each trial has cost by now, for people."""
         sweep_id = self.record.sweep_id
         if self.pricing.row is None:
-            return dict.fromkeys((u.key.trial_id for u in self.ledger.usages(sweep_id=sweep_id)), "UNPRICED")
+            return dict.fromkeys((u.key.trial_id for u in self.ledger.usages.find(sweep_id=sweep_id)), "UNPRICED")
         now_ns = self.ledger.now_ns()
         return {k: money_text(v) for k, v in trial_costs(self.ledger, self.pricing.book, sweep_id, now_ns).items()}
 

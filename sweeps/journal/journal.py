@@ -84,7 +84,7 @@ class Journal:
 
     def catch_up(self) -> None:
         """Apply to `record` what others appended since the last call."""
-        for event in self._ledger.events(self._stream, after=self.record.read_up_to):
+        for event in self._ledger.events.read(self._stream, after=self.record.read_up_to):
             self.record.apply(event)
 
     @contextmanager
@@ -118,7 +118,7 @@ class Journal:
         """Raise if another driver has started since, or has ended attempts of this one, which it took for dead."""
         if not self._is_driver:
             return
-        for event in self._ledger.events(self._stream, after=self.record.read_up_to):
+        for event in self._ledger.events.read(self._stream, after=self.record.read_up_to):
             of_a_driver = event.kind in (DriverStarted.kind, AttemptEnded.kind)
             if of_a_driver and event.driver != self._ledger.driver_id:
                 from cost.ledger.sweep_lock import SweepLockedError, signer
@@ -139,7 +139,7 @@ class Journal:
         with self.transaction():
             waiting = [MessagesReported(tuple(self._waiting))] if self._waiting else []
             entries = [self._entry(event) for event in (*waiting, *events)]
-            self._written += self._ledger.append_events(self._stream, entries)
+            self._written += self._ledger.events.append_all(self._stream, entries)
             if self._waiting:
                 self._waiting = []
                 self.flushes += 1
@@ -192,7 +192,7 @@ class Journal:
 
     def _check_repeated(self, recorded: RecordedMessage, message: Event) -> None:
         self.flush()
-        for event in self._ledger.events(self._stream):
+        for event in self._ledger.events.read(self._stream):
             for known in messages_in(event):
                 if known.key == recorded.key and _without_replay(known.message) != _without_replay(message):
                     raise IntegrityError(
@@ -207,17 +207,17 @@ def _without_replay(message: Event) -> Event:
 
 def sweep_ids(ledger: Ledger) -> list[str]:
     """Every sweep in the ledger, oldest first."""
-    return [s.removeprefix(STREAM_PREFIX) for s in ledger.streams() if s.startswith(STREAM_PREFIX)]
+    return [s.removeprefix(STREAM_PREFIX) for s in ledger.events.streams() if s.startswith(STREAM_PREFIX)]
 
 
 def sweep_events(ledger: Ledger, sweep_id: str, after: int = 0) -> Iterator[StoredEvent]:
     """Every event of a sweep, in order; `after`: those with a higher number only."""
-    return ledger.events(STREAM_PREFIX + sweep_id, after=after)
+    return ledger.events.read(STREAM_PREFIX + sweep_id, after=after)
 
 
 def decisions(ledger: Ledger, sweep_id: str, without: Iterable[str] = ()) -> Iterator[StoredEvent]:
     """The decisions of a sweep, without events of these kinds: few, however many steps the sweep has."""
-    return ledger.events(STREAM_PREFIX + sweep_id, without=REPORT_KINDS.union(without))
+    return ledger.events.read(STREAM_PREFIX + sweep_id, without=REPORT_KINDS.union(without))
 
 
 def replay(sweep_id: str, events: Iterable[StoredEvent]) -> SweepRecord:
@@ -236,14 +236,14 @@ def load(ledger: Ledger, sweep_id: str) -> SweepRecord:
     record = SweepRecord(sweep_id)
     stream = STREAM_PREFIX + sweep_id
     unread: dict[str, int] = {}  # by trial, the event after which its messages are in no summary
-    for stored in ledger.events(stream, without={MessagesReported.kind}):
+    for stored in ledger.events.read(stream, without={MessagesReported.kind}):
         event = record.apply(stored)
         if isinstance(event, AttemptStarted):
             unread[event.trial_id] = stored.sequence
         elif isinstance(event, TrialSummarised):
             del unread[event.trial_id]
     last = record.read_up_to
-    for stored in ledger.events(stream, after=min(unread.values(), default=last)):
+    for stored in ledger.events.read(stream, after=min(unread.values(), default=last)):
         if stored.sequence > last:  # a driver wrote it after the events above were read
             record.apply(stored)
             continue

@@ -31,5 +31,7 @@ def end_lost_attempts_of_all(ledger: Ledger, records: Sequence[SweepRecord]) -> 
         if all(trial.state is not TrialState.RUNNING for trial in record.trials.values()):
             continue
         with ledger.transaction():  # no driver writes between reading the usages and appending the ends
-            alive = [(u.key.trial_id, u.key.attempt) for u in ledger.usages(sweep_id=record.sweep_id, only_open=True)]
+            alive = [
+                (u.key.trial_id, u.key.attempt) for u in ledger.usages.find(sweep_id=record.sweep_id, only_open=True)
+            ]
             end_lost_attempts(Journal(ledger, record.sweep_id, record), alive)

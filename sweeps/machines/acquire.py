@@ -36,7 +36,7 @@ def attach(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Pricing, no
         ConfigError: another sweep is releasing the machine; or as `lease.attach_to_machine`.
     """
     instance = lease.machine_instance(cfg, sweep_id)
-    state = ledger.open_lease_of(instance)
+    state = ledger.leases.open_on(instance)
     for other in state.sweeps if state and release_requests.under_way(ledger, state.lease.lease_id) else ():
         if other != sweep_id and (owner := lock_owner(cfg.database, other)):
             raise ConfigError(
@@ -57,7 +57,7 @@ def undo_start(cfg: SweepConfig, pricing: Pricing) -> str:
     """
     try:
         with Ledger.open(cfg.database, create=False, read_only=True) as ledger:
-            state = ledger.open_lease_of(lease.machine_instance(cfg, ""))
+            state = ledger.leases.open_on(lease.machine_instance(cfg, ""))
     except StoreError:
         state = None
     if state:

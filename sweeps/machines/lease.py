@@ -44,19 +44,19 @@ def attach_to_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: 
         if not cfg.simulated:
             _check_chargeback(ledger, chargeback)
         set_chargeback(ledger, sweep_id, chargeback)
-        state = ledger.open_lease_of(instance)
+        state = ledger.leases.open_on(instance)
         if state is None:
             lease_id = _open_lease(cfg, ledger, sweep_id, instance, pricing, chargeback)
         else:
             lease_id = state.lease.lease_id
             note_in_use(ledger, lease_id)
         try:
-            ledger.attach(lease_id, sweep_id)
+            ledger.leases.attach(lease_id, sweep_id)
         except LedgerError as error:
             raise ConfigError(f"machine={cfg.machine.name}: {error}") from error
         for other in state.sweeps if state else ():
             if other != sweep_id and replay(other, decisions(ledger, other)).ended is not None:
-                ledger.detach(lease_id, other, "done")
+                ledger.leases.detach(lease_id, other, "done")
     return lease_id
 
 
@@ -90,8 +90,8 @@ def _open_lease(
         project=chargeback.project,
         tags=dict(chargeback.tags) | ({"simulated": "true"} if cfg.simulated else {}),
     )
-    ledger.open_lease(lease)
-    ledger.remember_prices([row] if row else [])
+    ledger.leases.open(lease)
+    ledger.price_archive.add([row] if row else [])
     return lease.lease_id
 
 

@@ -52,12 +52,12 @@ def release(
         before_stop: called after the request is in the ledger and before the machine stops, which may end this process.
         per_hour: the machine's price, for people; empty where it is unknown.
     """
-    state, costs = ledger.lease_state(lease_id), f"costs {per_hour} an hour" if per_hour else "costs money"
+    state, costs = ledger.leases.get(lease_id), f"costs {per_hour} an hour" if per_hour else "costs money"
     if state.to_ns is not None:
         return f"The lease of {machine.name} is closed already ({state.how})."
     others = [s for s in state.sweeps if s != sweep_id]
     if others:
-        ledger.detach(lease_id, sweep_id, "done")
+        ledger.leases.detach(lease_id, sweep_id, "done")
         return f"{machine.name} was not released and {costs}: {', '.join(others)} uses it."
     if unsaved and not machine.down_unsaved and not (machine.down and machine.down.keeps_disk):
         why = f"{len(unsaved)} files or checkpoints exist on it only, such as {unsaved[0]}"
@@ -74,9 +74,9 @@ def release(
         outcome = ReleaseOutcome(False, f"{type(error).__name__}: {provider.first_line(str(error))}")
     why = outcome.text
     if outcome.confirmed:
-        ledger.close_dead()
+        ledger.usages.close_dead()
         try:
-            ledger.close_lease(lease_id, "released", released=True)
+            ledger.leases.close(lease_id, "released", released=True)
             return f"{machine.name} was released: {why}."
         except IntegrityError as error:  # a sweep has attached in the meantime
             why = f"{why}, but {error}"

@@ -160,7 +160,7 @@ class BudgetController:
         self._running[trial_id] = _Running(key, Holding(key.lease_id, self._ledger.now_ns(), cards))
         if self._row is None or (bound is None and not self._limits):
             return None
-        with self._ledger.budget_turn():
+        with self._ledger.reservations.exclusive():
             if self._limits:
                 self._limits.look()
                 self._limits.look_at_reservations()
@@ -284,7 +284,7 @@ class BudgetController:
         assert self._row is not None
         amount, sweep_id = Money(bound.pico, self._row.currency), self._record.sweep_id
         aside = Reservation(key, sweep_id, self._cfg.stage.name, amount, bound.cards, bound.source)
-        self._ledger.reserve(aside)
+        self._ledger.reservations.add(aside)
         self._limits.look_at_reservations()
         return aside
 
@@ -296,7 +296,7 @@ class BudgetController:
         """Now that its own times are known, what was set aside without them gives way to what follows from them."""
         if self._row is None:
             return
-        with self._ledger.budget_turn():
+        with self._ledger.reservations.exclusive():
             for trial_id, running in self._running.items():
                 bound = self._bound(self._record.trials[trial_id])
                 if bound is not None and trial_id not in self._denied:

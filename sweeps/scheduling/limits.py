@@ -73,7 +73,7 @@ class SweepLimits:
         self.notes = self._check()
         """The exchange rates by which limits in other currencies are held, in words."""
         self._warnings = f"budget:{sweep_id}"
-        self._warned = {event.key for event in ledger.events(self._warnings)}
+        self._warned = {event.key for event in ledger.events.read(self._warnings)}
 
     def __bool__(self) -> bool:
         """Whether there is any limit beside the one of each trial."""
@@ -107,7 +107,7 @@ class SweepLimits:
             self._looked_ns = now_ns
 
     def look_at_reservations(self) -> None:
-        """See what all drivers have reserved: within `Ledger.budget_turn`, until that ends."""
+        """See what all drivers have reserved: within `ReservationStore.exclusive`, until that ends."""
         if self._spending is not None:
             self._spending.look_at_reservations(self._ledger.now_ns())
 
@@ -151,7 +151,7 @@ class SweepLimits:
             passed = [percent for percent in left if spent * 100 >= limit.amount.pico * percent]
             for percent in passed:
                 body = {"scope": limit.scope, "limit": str(limit.amount), "percent": percent}
-                self._ledger.append_event(self._warnings, "warned", body, f"{of}:{percent}")
+                self._ledger.events.append(self._warnings, "warned", body, f"{of}:{percent}")
                 self._warned.add(f"{of}:{percent}")
             if passed:
                 found.append(self._words(limit, f"{passed[-1]} % is spent"))

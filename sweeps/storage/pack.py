@@ -91,9 +91,9 @@ def _at_rest(ledger: Ledger) -> list[SweepRecord]:
     Raises:
         PackError: something runs.
     """
-    ledger.close_dead()
+    ledger.usages.close_dead()
     end_lost_attempts_of_all(ledger, [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)])
-    if running := [u for u in ledger.usages() if u.to_ns is None]:
+    if running := [u for u in ledger.usages.find() if u.to_ns is None]:
         some = ", ".join(f"{u.key.trial_id}/{u.key.attempt} of {u.sweep_id}" for u in running[:3])
         raise PackError(
             f"{len(running)} attempts run by this ledger ({some}), and the other machine would take them for lost: "

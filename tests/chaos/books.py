@@ -224,7 +224,7 @@ def _lost_work(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _billed(ledger: Ledger, plan: Plan, record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:
     """What is billed is what was held; of a killed driver's attempts, all but at most one heartbeat. Never more."""
-    usages = {(u.key.trial_id, u.key.attempt, u.from_ns): u for u in ledger.usages(sweep_id=record.sweep_id)}
+    usages = {(u.key.trial_id, u.key.attempt, u.from_ns): u for u in ledger.usages.find(sweep_id=record.sweep_id)}
     for stretch in stretches:
         name = f"{stretch.trial_id}/{stretch.attempt} of driver {stretch.run}"
         usage = usages.pop((stretch.trial_id, stretch.attempt, stretch.from_ns), None)
@@ -249,7 +249,7 @@ def _billed(ledger: Ledger, plan: Plan, record: SweepRecord, stretches: Sequence
 
 def _durations(ledger: Ledger, plan: Plan, record: SweepRecord) -> Iterator[str]:
     """An attempt that reached the end, or was ended early, was billed what its parts add up to."""
-    usages = {(u.key.trial_id, u.key.attempt): u for u in ledger.usages(sweep_id=record.sweep_id)}
+    usages = {(u.key.trial_id, u.key.attempt): u for u in ledger.usages.find(sweep_id=record.sweep_id)}
     for trial in record.trials.values():
         last = trial.attempts[-1]
         usage = usages[trial.trial_id, last.attempt]
@@ -287,13 +287,13 @@ def _money(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
 
 def _left_behind(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
     """No lease is open, no money set aside, and the checkpoint that the journal names is whole."""
-    if aside := ledger.reservations():
+    if aside := ledger.reservations.find_open():
         yield f"money is still set aside for {aside}"
-    for state in ledger.leases():
+    for state in ledger.leases.find():
         if state.to_ns is None:
             yield f"lease {state.lease.lease_id} is still open"
-    if len(ledger.leases()) != 1:
-        yield f"{len(ledger.leases())} leases for one machine that was never given back in between"
+    if len(ledger.leases.find()) != 1:
+        yield f"{len(ledger.leases.find())} leases for one machine that was never given back in between"
     for trial in record.trials.values():
         if trial.checkpoint is not None and not (Path(trial.checkpoint.path) / "COMPLETE").exists():
             yield f"the last checkpoint of {trial.trial_id} is not whole: {trial.checkpoint.path}"

@@ -92,7 +92,7 @@ def what_happened(sweep: Sweep, folder: Path) -> Any:
     messages = [(m.key, m.at_ns, m.body) for e in events for m in messages_in(e)]
     with sweep.ledger.read() as connection:
         phases = queries.phase_totals(connection)
-    return str((decisions, messages)).replace(str(folder), ""), sweep.ledger.usages(), phases
+    return str((decisions, messages)).replace(str(folder), ""), sweep.ledger.usages.find(), phases
 
 
 # The clock ------------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_the_concurrency_limit_holds_after_a_resume_by_the_ledgers_overlaps(work
     found = worker.submit(killed_and_resumed, "two at a time", "closed", 2, tmp_path).result()
     assert found.wrong == []
     with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
-        usages = ledger.usages()
+        usages = ledger.usages.find()
     edges = sorted((at, change) for u in usages for at, change in ((u.from_ns, 1), (u.to_ns or 0, -1)))
     held = most = 0
     for _, change in edges:
@@ -65,9 +65,9 @@ def test_time_while_a_sweep_was_down_is_no_trials_time_and_its_money_is_counted(
     assert found.wrong == []
     with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
         sweep_id = sweep_ids(ledger)[0]
-        (lease,) = ledger.leases()
+        (lease,) = ledger.leases.find()
         assert lease.to_ns is not None
-        usages = ledger.usages()
+        usages = ledger.usages.find()
         ran = [(u.to_ns or 0) - u.from_ns for u in usages]
         book = PriceBook.load(CONF_DIR / "pricing")
         report = sweep_report(ledger, book, sweep_id, lease.to_ns)
@@ -84,7 +84,7 @@ def test_no_trial_of_a_killed_driver_runs_any_more_once_another_sweep_has_starte
         states = {t.state for t in load(ledger, killed).trials.values()}
         assert TrialState.RUNNING not in states
         assert TrialState.PREEMPTED in states
-        (usage,) = ledger.usages(sweep_id=killed)
+        (usage,) = ledger.usages.find(sweep_id=killed)
     assert usage.end_estimated
     assert usage.outcome == "LOST"
 
@@ -109,7 +109,7 @@ def test_two_sweeps_of_one_plan_started_at_once_have_names_and_folders_of_their_
 def assert_every_trial_ran_once(url: str | None, folder: Path, outcomes: set[str]) -> None:
     with Ledger.open(url or folder / "runs" / "ledger.db", create=False, read_only=True) as ledger:
         (name,) = sweep_ids(ledger)
-        record, usages = load(ledger, name), ledger.usages()
+        record, usages = load(ledger, name), ledger.usages.find()
     assert {t.state for t in record.trials.values()} == {TrialState.COMPLETED}
     completed = [u.key.trial_id for u in usages if u.outcome == "COMPLETED"]
     assert sorted(completed) == sorted(record.trials)

@@ -51,8 +51,8 @@ def make_lease() -> Callable[..., Lease]:
 
 @pytest.fixture
 def leased(ledger, make_lease):
-    ledger.open_lease(make_lease())
-    ledger.attach("L1", "s1")
+    ledger.leases.open(make_lease())
+    ledger.leases.attach("L1", "s1")
     return ledger
 
 

@@ -20,7 +20,7 @@ from cost.charges.metered import MeteredResource
 from cost.clock import FakeClock
 from cost.close.check import run_checks
 from cost.ledger.ledger import Ledger
-from cost.ledger.machine_states import Change, set_state
+from cost.ledger.machine_states import StateChange, set_state
 from cost.money import Money, pico_of
 from cost.periods import zone_of
 from cost.prices.billing import BillingRule
@@ -73,13 +73,13 @@ class Story(RuleBasedStateMachine):
         self.open_lease_of(name, cards, by)
 
     def open_lease_of(self, name: str, cards: int = 2, by: Any = "sweep") -> None:
-        state = self.ledger.open_lease_of(name)
+        state = self.ledger.leases.open_on(name)
         if state is None:
             self.opened[name] = self.opened.get(name, 0) + 1
             # The first machine is charged at the contracted price, the second by its commitment while that lasts.
             price, tags = (AGREED.hash, {}) if name == "L1" else (CHEAP.hash, {"commitment": "cb"})
             lease = Lease(self.lease_id(name), name, "m", "box", "cloud", cards, "USD", price, opened_by=by, tags=tags)
-            self.ledger.open_lease(lease)
+            self.ledger.leases.open(lease)
 
     @rule(name=leases, sweep=sweeps)
     def attach(self, name, sweep):
@@ -87,27 +87,27 @@ class Story(RuleBasedStateMachine):
 
     def attach_to(self, name, sweep):
         with contextlib.suppress(IntegrityError):
-            self.ledger.attach(self.lease_id(name), sweep)
+            self.ledger.leases.attach(self.lease_id(name), sweep)
 
     @rule(name=leases, sweep=sweeps)
     def detach(self, name, sweep):
         with contextlib.suppress(IntegrityError):
-            self.ledger.detach(self.lease_id(name), sweep, "done")
+            self.ledger.leases.detach(self.lease_id(name), sweep, "done")
 
     @rule(name=leases)
     def close(self, name):
         with contextlib.suppress(IntegrityError):
-            self.ledger.close_lease(self.lease_id(name), "by hand")
+            self.ledger.leases.close(self.lease_id(name), "by hand")
 
     @rule(name=leases, state=st.sampled_from(["stopped", "standby", "running"]))
     def stop_or_start(self, name, state):
         with contextlib.suppress(LedgerError):
-            set_state(self.ledger, Change(self.lease_id(name), state, self.ledger.now_ns()), RULES)
+            set_state(self.ledger, StateChange(self.lease_id(name), state, self.ledger.now_ns()), RULES)
 
     @rule(name=leases, gib=st.integers(1, 999))
     def keep_a_disk(self, name, gib):
         with contextlib.suppress(LedgerError):
-            start, number = self.ledger.lease_state(self.lease_id(name)).from_ns, sum(self.opened.values())
+            start, number = self.ledger.leases.get(self.lease_id(name)).from_ns, sum(self.opened.values())
             terms = ("disk", DISK.purchase, DISK.region, DISK.kind, Decimal(gib), start, self.ledger.now_ns())
             metered.add_resource(
                 self.ledger, MeteredResource(f"{name}-{number}-{gib}", self.lease_id(name), *terms), DISK, ()
@@ -119,7 +119,7 @@ class Story(RuleBasedStateMachine):
         self.attach_to(name, sweep)
         number = self.attempts.get(trial, 0) + 1
         with contextlib.suppress(IntegrityError):
-            self.ledger.start_usage(
+            self.ledger.usages.start(
                 UsageKey(self.lease_id(name), trial, number), sweep, Decimal(cards), {"stage": sweep}
             )
             self.attempts[trial] = number
@@ -127,7 +127,7 @@ class Story(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5), shares=st.dictionaries(st.sampled_from(PHASES), st.integers(1, 9), max_size=4))
     def report(self, which, shares):
         """A trial reports durations that fit into the time since it began."""
-        running = self.ledger.usages(only_open=True)
+        running = self.ledger.usages.find(only_open=True)
         if not running or not shares:
             return
         usage = running[which % len(running)]
@@ -137,18 +137,18 @@ class Story(RuleBasedStateMachine):
         left = (held - done) // 10 // sum(shares.values())
         parts = {kind: left * share for kind, share in shares.items()}
         self.reported[usage.key] = done + sum(parts.values())
-        self.ledger.add_phases(usage.key, self.reports, parts)
+        self.ledger.usages.add_phases(usage.key, self.reports, parts)
 
     @rule(which=st.integers(0, 5), outcome=st.sampled_from(OUTCOMES))
     def end(self, which, outcome):
-        running = self.ledger.usages(only_open=True)
+        running = self.ledger.usages.find(only_open=True)
         if running:
-            self.ledger.end_usage(running[which % len(running)].key, outcome)
+            self.ledger.usages.end(running[which % len(running)].key, outcome)
 
     @rule(name=leases)
     def beat(self, name):
         with contextlib.suppress(IntegrityError):
-            keys = [u.key for u in self.ledger.usages(only_open=True) if u.key.lease_id == self.lease_id(name)]
+            keys = [u.key for u in self.ledger.usages.find(only_open=True) if u.key.lease_id == self.lease_id(name)]
             self.ledger.heartbeat(self.lease_id(name), keys)
 
     @rule(ns=st.integers(1, 40_000 * SECOND))
@@ -162,13 +162,13 @@ class Story(RuleBasedStateMachine):
     @rule(name=leases, sweep=sweeps)
     def die_inside_a_transaction(self, name, sweep):
         with contextlib.suppress(IntegrityError, RuntimeError), self.ledger.transaction():
-            self.ledger.attach(self.lease_id(name), sweep)
-            self.ledger.append_event("journal", "half", {}, f"{self.reports}")
+            self.ledger.leases.attach(self.lease_id(name), sweep)
+            self.ledger.events.append("journal", "half", {}, f"{self.reports}")
             raise RuntimeError
 
     @invariant()
     def nothing_half_written(self):
-        assert list(self.ledger.events("journal")) == []
+        assert list(self.ledger.events.read("journal")) == []
 
     def teardown(self):
         now = self.ledger.now_ns()

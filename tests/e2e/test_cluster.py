@@ -188,8 +188,8 @@ def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest
 
     with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
         record = load(ledger, "smoke-test-1")
-        usages = ledger.usages()
-        warnings = [e.body["text"] for e in ledger.events("sweep:smoke-test-1") if e.kind == "warning"]
+        usages = ledger.usages.find()
+        warnings = [e.body["text"] for e in ledger.events.read("sweep:smoke-test-1") if e.kind == "warning"]
     assert {t.state for t in record.trials.values()} == {TrialState.COMPLETED}, "".join(told)
     attempts = [(a.outcome, a.message) for t in record.trials.values() for a in t.attempts]
     assert sorted(outcome or "" for outcome, _ in attempts) == ["completed"] * len(record.trials) + ["preempted"]

@@ -177,7 +177,7 @@ def assert_nothing_lost_or_counted_twice(folder: Path, trials: int) -> None:
             for said in messages_in(event):
                 if isinstance(step := said.message, StepReport):
                     new[said.trial_id, step.step] += not step.replay
-        usages = sorted(ledger.usages(), key=lambda u: u.from_ns)
+        usages = sorted(ledger.usages.find(), key=lambda u: u.from_ns)
     assert sorted(Counter(trial_id for trial_id, _ in new).values()) == [6] * trials
     assert set(new.values()) == {1}
     for before, after in itertools.pairwise(usages):

@@ -72,8 +72,8 @@ def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **host
         purchase=cfg.machine.purchase,
         watts=Decimal(str(cfg.machine.watts)),
     )
-    ledger.open_lease(lease)
-    ledger.attach("lease-1", "smoke-test-1")
+    ledger.leases.open(lease)
+    ledger.leases.attach("lease-1", "smoke-test-1")
     journal.append(DriverStarted("lease-1", pid=1))
     journal.catch_up()
     settings = {"cards": cfg.machine.cards, "view": Silent(), **host_settings}

@@ -69,8 +69,8 @@ class PaidSweep:
         """To its end, as a driver does; the machine is given back."""
         self.executor.run(self.host)
         sweep_id = self.journal.record.sweep_id
-        for lease_id in [s.lease.lease_id for s in self.ledger.leases(only_open=True) if sweep_id in s.sweeps]:
-            self.ledger.detach(lease_id, sweep_id, "done")
+        for lease_id in [s.lease.lease_id for s in self.ledger.leases.find(only_open=True) if sweep_id in s.sweeps]:
+            self.ledger.leases.detach(lease_id, sweep_id, "done")
         self.journal.append(DriverEnded(DriverEnd.DONE))
         return self
 
@@ -130,8 +130,8 @@ def a_paid_sweep(
         price_hash=row.hash,
         tags={"simulated": "true"},
     )
-    ledger.open_lease(lease)
-    ledger.attach(lease.lease_id, sweep_id)
+    ledger.leases.open(lease)
+    ledger.leases.attach(lease.lease_id, sweep_id)
     journal.append(DriverStarted(lease.lease_id, pid=1))
     purse.hold(lease)
     view = View()
@@ -143,4 +143,4 @@ def a_paid_sweep(
 
 def reserved(sweep: PaidSweep) -> dict[str, int]:
     """What is reserved now, by trial."""
-    return {r.key.trial_id: r.amount.pico for r in sweep.ledger.reservations()}
+    return {r.key.trial_id: r.amount.pico for r in sweep.ledger.reservations.find_open()}

@@ -58,19 +58,19 @@ class Books:
         self.clock = FakeClock(utc=START)
         self.ledger = Ledger.open(str(folder / "ledger.db"), self.clock)
         self.hold("L1", "i-1")
-        self.ledger.attach("L1", "s1")
+        self.ledger.leases.attach("L1", "s1")
         for trial, hours in (("t1", 1), ("t2", 2)):
             key = UsageKey("L1", trial, 1)
-            self.ledger.start_usage(key, "s1", Decimal(8), {})
+            self.ledger.usages.start(key, "s1", Decimal(8), {})
             self.clock.advance_seconds(hours * HOUR)
-            self.ledger.end_usage(key, "COMPLETED")
+            self.ledger.usages.end(key, "COMPLETED")
         self.clock.advance_seconds(HOUR)
-        self.ledger.close_lease("L1", "done")
+        self.ledger.leases.close("L1", "done")
 
     def hold(self, lease_id: str, instance: str, **changes) -> None:
         fields: dict[str, Any] = {"machine": "h100x8", "sku": "box", "provider": "lambda", "cards": 8}
         fields |= {"currency": "USD", "price_hash": BOOK.rows[0].hash, **changes}
-        self.ledger.open_lease(Lease(lease_id=lease_id, instance_id=instance, **fields))
+        self.ledger.leases.open(Lease(lease_id=lease_id, instance_id=instance, **fields))
 
     def bill(self, *rows: str, header: str = HEADER):
         file = self.folder / "bill.csv"
@@ -138,7 +138,7 @@ def test_a_difference_within_the_last_place_of_the_bill_is_rounding(books):
     assert causes(books.compare(f"i-1,{HELD},128.0,USD,")) == []
     books.hold("L2", "i-2")
     books.clock.advance_seconds(7 * 60)
-    books.ledger.close_lease("L2", "done")
+    books.ledger.leases.close("L2", "done")
     start = "2026-11-01T14:00:00Z,2026-11-01T14:07:00Z"
     done = books.compare(f"i-1,{HELD},128.0,USD,", f"i-2,{start},3.73,USD,")
     assert [x.name for c in done.comparisons for x in c.causes] == ["rounding"]
@@ -190,7 +190,7 @@ def test_a_machine_on_the_bill_that_no_lease_explains_is_missing(books):
 def test_a_lease_that_is_not_on_the_bill_is_said(books):
     books.hold("L2", "i-2")
     books.clock.advance_seconds(HOUR)
-    books.ledger.close_lease("L2", "done")
+    books.ledger.leases.close("L2", "done")
     done = books.compare(f"i-1,{HELD},128.00,USD,")
     assert [(lease.lease_id, pico // PICO) for lease, pico in done.unbilled] == [("L2", 32)]
 
@@ -201,7 +201,7 @@ def test_own_hardware_is_expected_on_no_bill(books):
     rule = BillingRule("own", 1, 0, "up", False, ("running",), "moment", 0, "none", "page", "2026-01-01")
     books.hold("L2", "desk", sku="power", provider="own", purchase="own", price_hash=row.hash, watts=Decimal(350))
     books.clock.advance_seconds(HOUR)
-    books.ledger.close_lease("L2", "done")
+    books.ledger.leases.close("L2", "done")
     bill = books.bill(f"i-1,{HELD},128.00,USD,")
     assert reconcile(books.ledger, book, bill, books.clock.utc, rules=(*RULES, rule)).agrees
 
@@ -210,7 +210,7 @@ def test_one_machine_leased_twice_is_told_apart_by_time(books):
     books.clock.advance_seconds(6 * HOUR)
     books.hold("L2", "i-1")
     books.clock.advance_seconds(HOUR)
-    books.ledger.close_lease("L2", "done")
+    books.ledger.leases.close("L2", "done")
     later = "2026-11-01T20:00:00Z,2026-11-01T21:00:00Z"
     done = books.compare(f"i-1,{HELD},128.00,USD,", f"i-1,{later},32.00,USD,")
     assert [c.lease.lease_id for c in done.comparisons] == ["L1", "L2"]
@@ -225,7 +225,7 @@ def test_days_are_compared_one_by_one_where_the_bill_gives_days(books):
     books.clock.advance_seconds(6 * HOUR)
     books.hold("L2", "i-2")
     books.clock.advance_seconds(8 * HOUR)
-    books.ledger.close_lease("L2", "done")
+    books.ledger.leases.close("L2", "done")
     text = ["i-2,2026-11-01T20:00:00Z,2026-11-02T00:00:00Z,128.00,USD,"]
     text += ["i-2,2026-11-02T00:00:00Z,2026-11-02T04:00:00Z,100.00,USD,", f"i-1,{HELD},128.00,USD,"]
     done = books.compare(*text)
@@ -250,7 +250,7 @@ def test_what_a_bill_of_two_months_corrects_stays_in_each_of_them(books):
     books.clock.advance(instant_ns("2026-11-30T20:00:00Z") - books.clock.utc)
     books.hold("L2", "i-2")
     books.clock.advance_seconds(8 * HOUR)
-    books.ledger.close_lease("L2", "done")
+    books.ledger.leases.close("L2", "done")
     done = books.compare("i-2,2026-11-30T20:00:00Z,2026-12-01T04:00:00Z,264.00,USD,")
     apply(books.ledger, BOOK, done, books.clock.utc, rules=RULES)
     report = grouped_report(books.ledger, BOOK, ReportScope(by="month"), books.clock.utc, rules=RULES)
@@ -293,7 +293,7 @@ def test_our_own_focus_export_reconciles_with_the_books_it_came_from(books):
 
 def correct_by_hand(books, amount: int, category: str = "credit") -> None:
     at_ns = START + HOUR * 10**9
-    books.ledger.add_correction(Correction("cn-17", "L1", category, amount * PICO, "USD", at_ns, "credit note 17"))
+    books.ledger.corrections.add(Correction("cn-17", "L1", category, amount * PICO, "USD", at_ns, "credit note 17"))
 
 
 def test_a_credit_that_only_the_books_have_is_said_the_right_way_round(books):
@@ -337,7 +337,7 @@ def test_a_charge_is_estimated_while_held_provisional_when_given_back_and_invoic
 def test_only_the_days_that_a_bill_is_about_are_invoiced(books):
     books.hold("L3", "i-3", from_ns=books.clock.utc)
     books.clock.advance_seconds(36 * HOUR)
-    books.ledger.close_lease("L3", "done")
+    books.ledger.leases.close("L3", "done")
     before = sum(books.costs().values())
     day = "2026-11-02T00:00:00Z,2026-11-03T00:00:00Z"
     apply(books.ledger, BOOK, books.compare(f"i-3,{day},768.00,USD,"), books.clock.utc, rules=RULES)
@@ -435,7 +435,7 @@ def test_what_a_commitment_pays_for_and_what_was_simulated_is_not_missed_on_the_
 def test_our_own_finance_file_agrees_with_the_books_that_it_came_from(books, bought):
     books.hold("L2", "i-2", tags={"commitment": "cb-7"})
     books.clock.advance_seconds(HOUR)
-    books.ledger.close_lease("L2", "done")
+    books.ledger.leases.close("L2", "done")
     now = books.clock.utc
     found = attribute(books.ledger, BOOK, now, cuts=focus.month_cuts(bought.from_ns, now), rules=RULES)
     bill = read_bill(focus.write(found, books.folder / "focus.csv"), MAPS)

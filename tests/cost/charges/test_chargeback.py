@@ -38,16 +38,16 @@ def place(request, tmp_path) -> str:
 def books(ledger, clock, make_lease):
     """An hour of start-up, an hour of a trial on half the cards, an hour with no sweep, on ann's machine."""
     more = {"sku": "box", "provider": "cloud", "price_hash": ROW.hash, "opened_by": "hand"}
-    ledger.open_lease(make_lease(owner="ann", project="pool", tags={"team": "infra", "site": "x"}, **more))
+    ledger.leases.open(make_lease(owner="ann", project="pool", tags={"team": "infra", "site": "x"}, **more))
     set_chargeback(ledger, "s1", Chargeback("bob", "", {"team": "rl", "cost_center": "4711"}))
-    ledger.attach("L1", "s1")
+    ledger.leases.attach("L1", "s1")
     clock.advance_seconds(HOUR)
-    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(4), {})
+    ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(4), {})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+    ledger.usages.end(UsageKey("L1", "t1", 1), "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     clock.advance_seconds(HOUR)
-    ledger.close_lease("L1", "done")
+    ledger.leases.close("L1", "done")
     return ledger
 
 
@@ -81,7 +81,7 @@ def test_the_latest_owner_of_a_sweep_counts_and_an_old_report_has_the_old_one(an
     set_chargeback(books, "s1", Chargeback("cy"))
     set_chargeback(books, "s1", Chargeback("cy"))
     assert chargebacks_by_sweep(books) == {"s1": Chargeback("cy")}
-    assert len(list(books.events("chargeback"))) == 2
+    assert len(list(books.events.read("chargeback"))) == 2
     assert by(books, clock, "user") == {"ann": pico_of(8), "cy": pico_of(16)}
     assert by(books, clock, "user", as_of_ns=then) == {"ann": pico_of(8), "bob": pico_of(16)}
 
@@ -118,7 +118,7 @@ def test_the_latest_requirement_counts(any_database, ledger, clock):
         clock.advance_seconds(1)
         set_required_names(ledger, names)
     assert required_names(ledger) == ("team", "cost_center")
-    assert [event.kind for event in ledger.events("chargeback")] == ["required", "required"]
+    assert [event.kind for event in ledger.events.read("chargeback")] == ["required", "required"]
     set_chargeback(ledger, "s1", Chargeback("ann"))
     assert (chargebacks_by_sweep(ledger), required_names(ledger)) == (
         {"s1": Chargeback("ann")},

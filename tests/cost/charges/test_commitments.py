@@ -110,12 +110,12 @@ def books(ledger, clock, make_lease) -> Ledger:
     add_commitment(ledger, block(), ())
     more = {"cards": 4, "sku": "box", "provider": "cloud", "purchase": "capacity_block", "tags": {"commitment": "cb-1"}}
     clock.advance(HOUR)
-    ledger.open_lease(make_lease("L1", **more))
-    ledger.attach("L1", "s1")
-    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(4), {})
+    ledger.leases.open(make_lease("L1", **more))
+    ledger.leases.attach("L1", "s1")
+    ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(4), {})
     clock.advance(2 * HOUR)
-    ledger.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+    ledger.usages.end(UsageKey("L1", "t1", 1), "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     return ledger
 
 
@@ -143,9 +143,9 @@ def test_a_savings_plan_is_used_by_what_is_spent_at_its_own_prices_not_by_cards(
     book = PriceBook((*rows, later))
     add_commitment(ledger, block(cards=32, kind="savings_plan"), ())
     for lease_id, sku, hours in (("L1", "box", 2), ("L2", "small", 4), ("L3", "other", 1)):
-        ledger.open_lease(make_lease(lease_id, sku=sku, provider="cloud", tags={"commitment": "cb-1"}))
+        ledger.leases.open(make_lease(lease_id, sku=sku, provider="cloud", tags={"commitment": "cb-1"}))
         clock.advance(hours * HOUR)
-        ledger.close_lease(lease_id, "done")
+        ledger.leases.close(lease_id, "done")
     clock.advance(20 * HOUR)
     report = grouped_report(ledger, book, ReportScope(by="machine"), clock.utc, rules=RULES)
     assert {row.name: Decimal(row.pico).scaleb(-12) for row in report.rows} == {
@@ -159,7 +159,7 @@ def test_more_spent_than_a_savings_plan_has_is_shared_and_said(ledger, clock, ma
     book = PriceBook((ROW, replace(ROW, price=Decimal(6), purchase="savings_plan")))
     add_commitment(ledger, block(cards=32, kind="savings_plan"), ())
     for lease_id in ("L1", "L2"):
-        ledger.open_lease(make_lease(lease_id, sku="box", provider="cloud", tags={"commitment": "cb-1"}))
+        ledger.leases.open(make_lease(lease_id, sku="box", provider="cloud", tags={"commitment": "cb-1"}))
     clock.advance(HOUR)
     found = grouped_report(ledger, book, ReportScope(by="category"), clock.utc, rules=RULES)
     assert {row.name: row.pico for row in found.rows}["unassigned"] == pico_of(10)
@@ -174,9 +174,9 @@ def test_a_sweeps_report_has_its_use_and_neither_the_purchase_nor_the_rest(books
 def test_before_and_after_the_commitment_a_lease_costs_what_the_price_book_says(books, clock, make_lease):
     tags = {"commitment": "cb-1"}
     more = {"sku": "box", "provider": "cloud", "cards": 8, "price_hash": ROW.hash, "tags": tags}
-    books.open_lease(make_lease("L2", **more))
+    books.leases.open(make_lease("L2", **more))
     clock.advance(9 * HOUR)
-    books.close_lease("L2", "done")
+    books.leases.close("L2", "done")
     assert costs(books, clock, by="machine") == {
         "cb-1": (pico_of(20), pico_of(100)),
         "h100x8": (pico_of(96), pico_of(16)),
@@ -187,7 +187,7 @@ def test_before_and_after_the_commitment_a_lease_costs_what_the_price_book_says(
 def test_more_cards_than_were_bought_share_what_there_is_and_are_found(books, clock, make_lease):
     more = {"sku": "box", "provider": "cloud", "tags": {"commitment": "cb-1"}}
     for name in ("L2", "L3"):
-        books.open_lease(make_lease(name, cards=8, **more))
+        books.leases.open(make_lease(name, cards=8, **more))
     clock.advance(HOUR)
     assert costs(books, clock, by="category")["unassigned"] == (pico_of(10), 0)
     (finding,) = [f for f in run_checks(books, BOOK, clock.utc, rules=RULES) if f.check == "commitments"]
@@ -242,7 +242,7 @@ def test_what_makes_no_sense_is_not_entered(ledger, change):
 
 
 def test_another_currency_than_that_of_the_lease_is_refused(books, clock, make_lease):
-    books.open_lease(make_lease("L2", currency="EUR", tags={"commitment": "cb-1"}))
+    books.leases.open(make_lease("L2", currency="EUR", tags={"commitment": "cb-1"}))
     with pytest.raises(LedgerError, match="lease L2 is in EUR, and commitment cb-1"):
         costs(books, clock, by="category")
 
@@ -257,7 +257,7 @@ def test_a_lease_that_names_what_nobody_bought_is_flagged_and_found_until_it_is_
         "tags": {"commitment": "cb-9"},
         "opened_by": "hand",
     }
-    books.open_lease(make_lease("L2", **more))
+    books.leases.open(make_lease("L2", **more))
     clock.advance(HOUR)
     report = grouped_report(books, BOOK, ReportScope(by="machine"), clock.utc, rules=RULES)
     assert ["unknown_commitment" in row.flags for row in report.rows if row.name == "h100x8"] == [True]

@@ -56,12 +56,12 @@ def place(request, tmp_path) -> str:
 @pytest.fixture
 def books(ledger, clock, make_lease) -> Ledger:
     """A machine held for ten days of January by one sweep, with one trial on it, and twenty days after that."""
-    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=BOX.hash))
-    ledger.attach("L1", "s1")
-    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
+    ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=BOX.hash))
+    ledger.leases.attach("L1", "s1")
+    ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
     clock.advance_seconds(10 * DAY)
-    ledger.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+    ledger.usages.end(UsageKey("L1", "t1", 1), "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     clock.advance_seconds(21 * DAY)
     return ledger
 
@@ -149,14 +149,14 @@ OWN_RULES = (BillingRule("own", 1, 0, "up", False, ("running",), "moment", 0, "n
 def desk(ledger, clock, make_lease) -> Ledger:
     """Own hardware of 400 W by its data sheet, for four hours, with a trial in the second and third."""
     more = {"sku": "power", "purchase": "own", "cards": 1, "watts": Decimal(400), "price_hash": OWN.hash}
-    ledger.open_lease(make_lease(**more))
-    ledger.attach("L1", "s1")
+    ledger.leases.open(make_lease(**more))
+    ledger.leases.attach("L1", "s1")
     clock.advance_seconds(3600)
-    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(1), {})
+    ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(1), {})
     clock.advance_seconds(2 * 3600)
-    ledger.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
+    ledger.usages.end(UsageKey("L1", "t1", 1), "COMPLETED")
     clock.advance_seconds(3600)
-    ledger.detach("L1", "s1", "done")
+    ledger.leases.detach("L1", "s1", "done")
     return ledger
 
 

@@ -58,16 +58,16 @@ def place(request, tmp_path) -> str:
 @pytest.fixture
 def books(ledger, clock, make_lease):
     """Three hours of a machine, from 00:00: an hour of nothing, two of a trial on half of it; then half a minute."""
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=BOOK.rows[2].hash))
-    ledger.attach("L1", "s1")
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=BOOK.rows[2].hash))
+    ledger.leases.attach("L1", "s1")
     clock.advance_seconds(HOUR)
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(4), {"stage": "smoke"})
-    ledger.add_phases(key, 1, {"train": 4 * HOUR * NS_PER_SECOND, "rollout": HOUR * NS_PER_SECOND})
+    ledger.usages.start(key, "s1", Decimal(4), {"stage": "smoke"})
+    ledger.usages.add_phases(key, 1, {"train": 4 * HOUR * NS_PER_SECOND, "rollout": HOUR * NS_PER_SECOND})
     clock.advance_seconds(2 * HOUR)
-    ledger.end_usage(key, "COMPLETED")
+    ledger.usages.end(key, "COMPLETED")
     clock.advance_seconds(30)
-    ledger.detach("L1", "s1", "done")
+    ledger.leases.detach("L1", "s1", "done")
     return ledger
 
 
@@ -130,7 +130,7 @@ def test_the_table_says_them_below_the_total_only_where_they_differ(books, clock
 
 
 def test_an_unpriced_machine_is_unpriced_in_each(ledger, clock, make_lease):
-    ledger.open_lease(make_lease("L1", sku="nothing", provider="cloud"))
+    ledger.leases.open(make_lease("L1", sku="nothing", provider="cloud"))
     clock.advance_seconds(HOUR)
     report = report_of(ledger, clock, by="machine")
     (cells,) = csv.DictReader(io.StringIO(csv_text(report)))
@@ -138,7 +138,7 @@ def test_an_unpriced_machine_is_unpriced_in_each(ledger, clock, make_lease):
 
 
 def test_a_correction_counts_the_same_in_each_and_tax_is_that_of_each_price(books, clock):
-    books.add_correction(Correction("c1", "L1", "credit", -pico_of(2), "USD", clock.utc, "note", sweep_id="s1"))
+    books.corrections.add(Correction("c1", "L1", "credit", -pico_of(2), "USD", clock.utc, "note", sweep_id="s1"))
     taxed = PriceBook(tuple(replace(row, tax_rate=Decimal("0.25")) for row in BOOK.rows))
     report = grouped_report(books, taxed, ReportScope(by="category"), clock.utc, rules=RULES)
     found = units(report)
@@ -153,9 +153,9 @@ def test_what_a_commitment_pays_for_has_its_list_and_contracted_price_and_only_t
         *("cb", "reserved", "cloud", "box", 8, Money.parse("60 USD")), clock.utc, clock.utc + 10 * NS_PER_HOUR
     )
     add_commitment(ledger, bought, ())
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", tags={"commitment": "cb"}))
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud", tags={"commitment": "cb"}))
     clock.advance_seconds(4 * HOUR)
-    ledger.close_lease("L1", "done")
+    ledger.leases.close("L1", "done")
     clock.advance_seconds(6 * HOUR)
     found = units(report_of(ledger, clock, by="category"))
     assert found == {
@@ -173,7 +173,7 @@ def test_another_currency_converts_each_of_them_and_what_was_paid(ledger, clock,
     book = PriceBook(BOOK.rows, str(folder))
     bought = Commitment("cb", "reserved", "cloud", "x", 8, Money.parse("60 USD"), clock.utc, clock.utc + NS_PER_HOUR)
     add_commitment(ledger, bought, ())
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=BOOK.rows[2].hash))
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=BOOK.rows[2].hash))
     clock.advance_seconds(HOUR)
     report = grouped_report(ledger, book, ReportScope(by="category", currency="EUR"), clock.utc, rules=RULES)
     assert units(report) == {

@@ -62,16 +62,16 @@ def root(tmp_path: Path, clock: FakeClock, make_lease, pricing: Path) -> Path:
         for number, stage in enumerate(("smoke", "single"), 1):
             lease, sweep = f"L{number}", f"sweep-{number}"
             more = {"sku": "box", "provider": "cloud", "owner": f"user{number}", "tags": {"team": "rl"}}
-            ledger.open_lease(make_lease(lease, price_hash=digest, **more))
-            ledger.attach(lease, sweep)
+            ledger.leases.open(make_lease(lease, price_hash=digest, **more))
+            ledger.leases.attach(lease, sweep)
             clock.advance_seconds(HOUR)
             for trial in ("a", "b"):
                 key = UsageKey(lease, f"{sweep}-{trial}", 1)
                 labels = {"stage": stage, "state": "COMPLETED", "acc": "0.75"}
-                ledger.start_usage(key, sweep, Decimal(8), labels)
+                ledger.usages.start(key, sweep, Decimal(8), labels)
                 clock.advance(13 * 1800 * 10**9 + 1)
-                ledger.end_usage(key, "COMPLETED")
-            ledger.detach(lease, sweep, "done")
+                ledger.usages.end(key, "COMPLETED")
+            ledger.leases.detach(lease, sweep, "done")
     return folder
 
 
@@ -180,7 +180,7 @@ def test_an_earlier_report_is_reproduced_as_of_its_day(report, root, pricing, cl
         from cost.records import Correction
 
         correction = Correction("c", "L1", "credit", -(10**12), "USD", clock.utc, "credit note", "sweep-1")
-        ledger.add_correction(correction)
+        ledger.corrections.add(correction)
     after = json.loads(report(*asked))
     assert after.pop("notes") == ["lease L1: 16.2 USD then, 15.2 USD in today's books: corrections -1"]
     assert after == {name: value for name, value in before.items() if name != "notes"}
@@ -256,7 +256,7 @@ def test_a_machine_that_nobody_looks_after_is_shown_with_what_it_has_cost_since(
         (["--sku", "nope"], "no price for SKU 'nope'"),
         (["--cards", "4"], "machine of 8 cards, not of 4"),
         (["--cards", "0"], "machine of 8 cards, not of 0"),
-        (["--from", "2036-01-01"], "at 2036-01-01T00:00:00Z, which is yet to come"),
+        (["--from", "2036-01-01"], "at 2036-01-01T00:00:00Z, in the future"),
         (["--tag", "team"], "NAME=VALUE"),
         (["--watts", "1,000"], "not a plain decimal number"),
     ],
@@ -328,12 +328,12 @@ def test_what_was_simulated_is_reported_by_its_sweep_and_counted_nowhere_else(ro
     whole = run("report", *place, "--by", "sweep", "--json")
     budget = run("budget", *place, "--json")
     with Ledger.open(root / "ledger.db", clock) as ledger:
-        state = ledger.lease_state("L1").lease
+        state = ledger.leases.get("L1").lease
         more = {"sku": "box", "provider": "cloud", "price_hash": state.price_hash, "tags": {"simulated": "true"}}
-        ledger.open_lease(make_lease("L9", **more))
-        ledger.attach("L9", "pretended")
+        ledger.leases.open(make_lease("L9", **more))
+        ledger.leases.attach("L9", "pretended")
         clock.advance_seconds(HOUR)
-        ledger.detach("L9", "pretended", "done")
+        ledger.leases.detach("L9", "pretended", "done")
     text = run("report", *place)
     assert "sweep pretended" in text
     assert "nothing of this was spent" in text
@@ -353,15 +353,17 @@ def test_a_correction_by_hand_is_an_entry_of_its_own_and_written_once(root, pric
     after = json.loads(run("report", *place, "--pricing", pricing, "--sweep", "sweep-1", "--json"))
     assert Decimal(after["total"]) == total - Decimal("5.25")
     assert run("check", *place, "--pricing", pricing) == ""
-    assert "another content" in run(*note, "--reason", "credit note 18", "--id", "cn-17", "--at", "2026-11-28", code=2)
+    assert "exists with other content" in run(
+        *note, "--reason", "credit note 18", "--id", "cn-17", "--at", "2026-11-28", code=2
+    )
     for wrong, message in (
         (("--amount", "5.25"), "not an amount and a currency"),
         (("--amount", "5.25 EUR"), "is in USD"),
-        (("--category", "bribe"), "'bribe' is no category"),
+        (("--category", "bribe"), "'bribe' is not a category"),
         (("--reason", " "), "needs a reason"),
     ):
         assert message in run(*note, "--reason", "x", *wrong, code=2)
-    assert "there is no lease L7" in run("correct", "L7", *place, "--amount", "1 USD", "--reason", "x", code=2)
+    assert "lease L7 does not exist" in run("correct", "L7", *place, "--amount", "1 USD", "--reason", "x", code=2)
 
 
 def test_every_command_takes_a_server_instead_of_a_file(any_database, pricing):
@@ -394,9 +396,9 @@ def by_hand(tmp_path: Path, clock: FakeClock, make_lease, pricing: Path) -> Path
     """Books of one machine that a hand opened and closed after an hour."""
     folder = tmp_path / "by-hand"
     with Ledger.open(folder / "ledger.db", clock) as ledger:
-        ledger.open_lease(make_lease(sku="box", provider="cloud", opened_by="hand"))
+        ledger.leases.open(make_lease(sku="box", provider="cloud", opened_by="hand"))
         clock.advance_seconds(HOUR)
-        ledger.close_lease("L1", "done")
+        ledger.leases.close("L1", "done")
     return folder
 
 
@@ -419,10 +421,10 @@ def simulated(tmp_path: Path, clock: FakeClock, make_lease, pricing: Path) -> Pa
     """Books of one simulated sweep, which ended long after the world's now."""
     folder, ahead = tmp_path / "simulated", FakeClock(utc=4_000_000_000 * 10**9)
     with Ledger.open(folder / "ledger.db", ahead) as ledger:
-        ledger.open_lease(make_lease(sku="box", provider="cloud", tags={"simulated": "true"}))
-        ledger.attach("L1", "s1")
+        ledger.leases.open(make_lease(sku="box", provider="cloud", tags={"simulated": "true"}))
+        ledger.leases.attach("L1", "s1")
         ahead.advance_seconds(HOUR)
-        ledger.detach("L1", "s1", "done")
+        ledger.leases.detach("L1", "s1", "done")
     return folder
 
 
@@ -460,8 +462,8 @@ def test_the_help_of_a_limit_says_what_it_does_to_sweeps():
 def test_a_file_without_what_was_simulated_says_so_beside_it(tmp_path, clock, make_lease):
     root = tmp_path / "runs"
     with Ledger.open(root / "ledger.db", clock) as ledger:
-        ledger.open_lease(make_lease(tags={"simulated": "true"}, sku="lambda-h100x8", provider="lambda"))
-        ledger.attach("L1", "s1")
+        ledger.leases.open(make_lease(tags={"simulated": "true"}, sku="lambda-h100x8", provider="lambda"))
+        ledger.leases.attach("L1", "s1")
         clock.advance_seconds(60)
     for more in (["--format", "focus"], ["--format", "csv", "--by", "day"]):
         for out in ([], ["--out", str(tmp_path / "new" / "file.csv")]):
@@ -477,8 +479,8 @@ def test_a_file_without_what_was_simulated_says_so_beside_it(tmp_path, clock, ma
 
 def test_a_finance_file_that_cannot_be_told_whole_is_not_begun(root, pricing, clock, make_lease):
     with Ledger.open(root / "ledger.db", clock) as ledger:
-        ledger.open_lease(make_lease("L9", sku="unheard-of", price_hash=None))
+        ledger.leases.open(make_lease("L9", sku="unheard-of", price_hash=None))
         clock.advance_seconds(HOUR)
-        ledger.close_lease("L9", "done")
+        ledger.leases.close("L9", "done")
     said = run("report", "--format", "focus", "--root", root, "--pricing", pricing, code=2)
     assert said.startswith("lease L9 has no price")

@@ -32,18 +32,18 @@ def book() -> PriceBook:
 def books(ledger, make_lease, clock, book) -> Ledger:
     """One finished hour of one trial on a machine of eight cards."""
     clock.utc = 1_795_860_000 * NS_PER_SECOND
-    ledger = Ledger(ledger._store, clock)
+    ledger = Ledger(ledger.database, clock)
     row = book.in_force("lambda-h100x8", clock.utc)
-    ledger.open_lease(make_lease(sku=row.sku, provider=row.provider, price_hash=row.hash, purchase=row.purchase))
-    ledger.attach("L1", "s1")
-    ledger.start_usage(KEY, "s1", Decimal(8), {})
+    ledger.leases.open(make_lease(sku=row.sku, provider=row.provider, price_hash=row.hash, purchase=row.purchase))
+    ledger.leases.attach("L1", "s1")
+    ledger.usages.start(KEY, "s1", Decimal(8), {})
     for number in range(1, 3):
         clock.advance(HEARTBEAT_NS)
         ledger.heartbeat("L1", [KEY])
-        ledger.add_phases(KEY, number, {"train": 8 * HEARTBEAT_NS})
-        ledger.append_event("s1", "step", {}, str(number))
-    ledger.end_usage(KEY, "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+        ledger.usages.add_phases(KEY, number, {"train": 8 * HEARTBEAT_NS})
+        ledger.events.append("s1", "step", {}, str(number))
+    ledger.usages.end(KEY, "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     return ledger
 
 
@@ -53,7 +53,7 @@ def found(books, book, clock):
 
 
 def tamper(ledger: Ledger, statement) -> None:
-    with ledger._store.write() as connection:
+    with ledger.database.write() as connection:
         connection.execute(statement)
 
 
@@ -73,7 +73,7 @@ def test_a_usage_outside_its_lease_is_found(books, found):
 
 def test_more_cards_than_the_machine_has_are_found(books, found):
     rows = {"lease_id": "L1", "trial_id": "t2", "attempt": 1, "sweep_id": "s1", "cards_micro": 4_000_000}
-    with books._store.write() as connection:
+    with books.database.write() as connection:
         usage = connection.execute(schema.usage.select()).one()
         more = {"from_ns": usage.from_ns, "driver_id": usage.driver_id, "written_ns": usage.written_ns}
         key = connection.execute(insert(schema.usage), rows | more).inserted_primary_key
@@ -102,7 +102,7 @@ def test_a_category_that_no_report_shows_is_found(books, found, clock):
 
 def test_a_machine_left_open_by_a_dead_sweep_is_found_once_it_is_silent(books, found, make_lease, clock, book):
     row = book.in_force("lambda-h100x8", clock.utc)
-    books.open_lease(make_lease("L2", sku=row.sku, provider=row.provider, price_hash=row.hash))
+    books.leases.open(make_lease("L2", sku=row.sku, provider=row.provider, price_hash=row.hash))
     clock.advance(SILENT_NS - 1)
     assert found() == []
     clock.advance(1)
@@ -110,7 +110,7 @@ def test_a_machine_left_open_by_a_dead_sweep_is_found_once_it_is_silent(books, f
 
 
 def test_a_lease_without_a_price_is_found_and_a_vanished_price_hides_nothing(books, make_lease, clock, book):
-    books.open_lease(make_lease("L2", sku="unheard-of", price_hash=None))
+    books.leases.open(make_lease("L2", sku="unheard-of", price_hash=None))
     clock.advance_seconds(1)
     (finding,) = run_checks(books, book, clock.utc)
     assert (finding.check, finding.where) == ("priced", "lease L2")

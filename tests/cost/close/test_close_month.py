@@ -42,14 +42,14 @@ def place(tmp_path) -> str:
 def books(ledger, make_lease, clock):
     """A machine held from 20 January to 10 February 2026; its sweep ran in January."""
     clock.advance_seconds(19 * DAY)
-    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=ROW.hash, opened_by="hand"))
-    ledger.attach("L1", "s1")
+    ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=ROW.hash, opened_by="hand"))
+    ledger.leases.attach("L1", "s1")
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(8), {})
+    ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(5 * DAY + 1)
     ledger.heartbeat("L1", [key])
-    ledger.end_usage(key, "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+    ledger.usages.end(key, "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     clock.advance_seconds(16 * DAY)
     return ledger
 
@@ -58,7 +58,7 @@ def test_a_month_is_closed_with_its_totals_and_closing_it_again_changes_nothing(
     totals = close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,))
     assert totals == {"L1": (pico_of(Decimal("8.10") * 12 * 24), "USD")}
     clock.advance_seconds(DAY)
-    books.close_lease("L1", "by hand")
+    books.leases.close("L1", "by hand")
     assert close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,)) == totals == closed_months(books)["2026-01"]
     assert run_checks(books, BOOK, clock.utc, rules=(RULE,)) == []
 
@@ -67,14 +67,14 @@ def test_what_lies_in_a_closed_month_cannot_be_changed_but_by_a_correction(books
     january = month_bounds("2026-01")[0]
     close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,))
     with pytest.raises(IntegrityError, match="2026-01: that month is closed; write a correction"):
-        books.open_lease(make_lease("L2", from_ns=january, opened_by="hand"))
+        books.leases.open(make_lease("L2", from_ns=january, opened_by="hand"))
     with pytest.raises(IntegrityError, match="closed"):
-        books.close_lease("L1", "late", at_ns=month_bounds("2026-01")[1] - 1)
-    books.add_correction(Correction("c1", "L1", "credit", -5, "USD", january + 20 * DAY * NS_PER_SECOND, "note"))
+        books.leases.close("L1", "late", at_ns=month_bounds("2026-01")[1] - 1)
+    books.corrections.add(Correction("c1", "L1", "credit", -5, "USD", january + 20 * DAY * NS_PER_SECOND, "note"))
     assert run_checks(books, BOOK, clock.utc, rules=(RULE,)) == []
     assert corrected_in(books, "2026-01") == {"L1": (-5, "USD")}
     assert corrected_in(books, "2026-02") == {}
-    books.close_lease("L1", "in time")
+    books.leases.close("L1", "in time")
 
 
 def test_a_price_edited_after_its_month_was_closed_is_found(books, clock):
@@ -91,28 +91,28 @@ def test_a_month_that_is_not_over_or_not_whole_is_not_closed(books, clock):
         close_month(books, BOOK, "2026-02", clock.utc, rules=(RULE,))
     with pytest.raises(LedgerError, match="is not a month"):
         close_month(books, BOOK, "January", clock.utc, rules=(RULE,))
-    with books._store.write() as connection:
+    with books.database.write() as connection:
         connection.execute(update(schema.usage).values(cards_micro=9 * 10**6))
     with pytest.raises(LedgerError, match="cannot be closed: cards"):
         close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,))
-    assert books.frozen_periods() == []
+    assert books.closed_months.names() == []
 
 
 def test_a_month_with_an_attempt_that_nobody_ended_is_not_closed(ledger, make_lease, clock):
-    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
-    ledger.attach("L1", "s1")
-    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
+    ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
+    ledger.leases.attach("L1", "s1")
+    ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
     clock.advance_seconds(40 * DAY)
     with pytest.raises(LedgerError, match="trial t1 attempt 1 of sweep s1 has not ended"):
         close_month(ledger, BOOK, "2026-01", clock.utc, rules=(RULE,))
 
 
 def test_every_changed_cent_of_an_old_report_is_explained(books, clock):
-    books.remember_prices([ROW])
+    books.price_archive.add([ROW])
     then = clock.utc
     clock.advance_seconds(DAY)
-    books.add_correction(Correction("c1", "L1", "credit", -pico_of(1), "USD", then - DAY * NS_PER_SECOND, "note"))
-    books.close_lease("L1", "forgotten", at_ns=then - 2 * HOUR * NS_PER_SECOND)
+    books.corrections.add(Correction("c1", "L1", "credit", -pico_of(1), "USD", then - DAY * NS_PER_SECOND, "note"))
+    books.leases.close("L1", "forgotten", at_ns=then - 2 * HOUR * NS_PER_SECOND)
     edited = PriceBook((replace(ROW, price=Decimal("8.20"), day_read="2026-03-01"),))
     assert book_as_of(books, edited, then).rows == (ROW,)
     (change,) = cost_changes_since(books, edited, then, rules=(RULE,))

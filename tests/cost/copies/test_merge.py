@@ -70,19 +70,19 @@ def a_lease(lease_id: str) -> Lease:
 def one_sweep(ledger: Ledger, clock: FakeClock, sweep_id: str, *, ended: bool = True) -> None:
     """A sweep of one trial on a machine of its own."""
     lease_id = f"lease-{sweep_id}"
-    ledger.open_lease(a_lease(lease_id))
-    ledger.attach(lease_id, sweep_id)
+    ledger.leases.open(a_lease(lease_id))
+    ledger.leases.attach(lease_id, sweep_id)
     clock.advance(5 * SECOND)
     key = UsageKey(lease_id, f"trial-{sweep_id}", 1)
-    ledger.start_usage(key, sweep_id, Decimal(1), {"stage": "smoke"})
-    ledger.append_event(f"sweep:{sweep_id}", "planned", {"trials": 1}, "plan")
+    ledger.usages.start(key, sweep_id, Decimal(1), {"stage": "smoke"})
+    ledger.events.append(f"sweep:{sweep_id}", "planned", {"trials": 1}, "plan")
     clock.advance(10 * SECOND)
     ledger.heartbeat(lease_id, [key])
-    ledger.add_phases(key, 0, {"train": 3 * SECOND})
+    ledger.usages.add_phases(key, 0, {"train": 3 * SECOND})
     if ended:
-        ledger.end_usage(key, "COMPLETED")
-        ledger.detach(lease_id, sweep_id, "done")
-        ledger.append_event(f"sweep:{sweep_id}", "ended", {"how": "done"}, "end")
+        ledger.usages.end(key, "COMPLETED")
+        ledger.leases.detach(lease_id, sweep_id, "done")
+        ledger.events.append(f"sweep:{sweep_id}", "ended", {"how": "done"}, "end")
     clock.advance(SECOND)
 
 
@@ -99,8 +99,8 @@ def test_what_another_machine_wrote_comes_home_once(ledger, box, clock):
     done = merge(ledger, box.place)
     assert done.streams == ("sweep:away",)
     assert done.added["usage"] == done.added["lease"] == 1
-    assert {u.sweep_id for u in ledger.usages()} == {"home", "away"}
-    assert [e.kind for e in ledger.events("sweep:away")] == ["planned", "ended"]
+    assert {u.sweep_id for u in ledger.usages.find()} == {"home", "away"}
+    assert [e.kind for e in ledger.events.read("sweep:away")] == ["planned", "ended"]
     assert run_checks(ledger, BOOK, ledger.now_ns()) == []
     before = rows(ledger)
     again = merge(ledger, box.place)
@@ -112,10 +112,10 @@ def test_numbers_that_both_databases_gave_do_not_meet(ledger, box, clock):
     for name in ("h1", "h2"):
         one_sweep(ledger, clock, name)
     one_sweep(box, clock, "b1")
-    mine, theirs = ledger.usages(), box.usages()
+    mine, theirs = ledger.usages.find(), box.usages.find()
     merge(ledger, box.place)
-    assert sorted(ledger.usages(), key=lambda u: u.from_ns) == sorted([*mine, *theirs], key=lambda u: u.from_ns)
-    states = {s.lease.lease_id: s for s in ledger.leases()}
+    assert sorted(ledger.usages.find(), key=lambda u: u.from_ns) == sorted([*mine, *theirs], key=lambda u: u.from_ns)
+    states = {s.lease.lease_id: s for s in ledger.leases.find()}
     assert all(s.to_ns is not None and s.sweeps == () for s in states.values())
 
 
@@ -123,12 +123,16 @@ def test_what_went_on_there_is_appended_in_order(tmp_path, ledger, clock):
     one_sweep(ledger, clock, "s1")
     ledger.copy_to(tmp_path / "copy.db")
     with Ledger.open(tmp_path / "copy.db", clock) as away:
-        away.append_event("sweep:s1", "later", {}, "later")
+        away.events.append("sweep:s1", "later", {}, "later")
         one_sweep(away, clock, "s2")
-        ledger.append_event("sweep:other", "here", {}, "here")
+        ledger.events.append("sweep:other", "here", {}, "here")
         merge(ledger, away.place)
-    assert [(e.sequence, e.kind) for e in ledger.events("sweep:s1")] == [(1, "planned"), (2, "ended"), (3, "later")]
-    assert [e.kind for e in ledger.events("sweep:other")] == ["here"]
+    assert [(e.sequence, e.kind) for e in ledger.events.read("sweep:s1")] == [
+        (1, "planned"),
+        (2, "ended"),
+        (3, "later"),
+    ]
+    assert [e.kind for e in ledger.events.read("sweep:other")] == ["here"]
 
 
 def test_a_journal_that_grew_on_both_sides_is_refused_and_nothing_is_changed(tmp_path, ledger, clock):
@@ -136,8 +140,8 @@ def test_a_journal_that_grew_on_both_sides_is_refused_and_nothing_is_changed(tmp
     ledger.copy_to(tmp_path / "copy.db")
     with Ledger.open(tmp_path / "copy.db", clock) as away:
         one_sweep(away, clock, "s2")
-        away.append_event("sweep:s1", "there", {}, "there")
-    ledger.append_event("sweep:s1", "here", {}, "here")
+        away.events.append("sweep:s1", "there", {}, "there")
+    ledger.events.append("sweep:s1", "here", {}, "here")
     before = rows(ledger)
     with pytest.raises(IntegrityError, match=r"sweep:s1 grew on both sides: its entry 3 is here .* and there"):
         merge(ledger, tmp_path / "copy.db")
@@ -149,7 +153,7 @@ def test_the_same_fact_with_another_content_is_refused_and_nothing_is_changed(le
     one_sweep(box, clock, "a1")
     for where, amount in ((ledger, 1), (box, 2)):
         lease = "lease-s1" if where is ledger else "lease-a1"
-        where.add_correction(Correction("cn-17", lease, "credit", amount, "USD", clock.utc_ns(), "note 17"))
+        where.corrections.add(Correction("cn-17", lease, "credit", amount, "USD", clock.utc_ns(), "note 17"))
     before = rows(ledger)
     with pytest.raises(IntegrityError, match=r"correction of cn-17: .*pico is 1 here and 2 there"):
         merge(ledger, box.place)
@@ -158,16 +162,16 @@ def test_the_same_fact_with_another_content_is_refused_and_nothing_is_changed(le
 
 def test_facts_without_an_order_come_from_both_sides(tmp_path, ledger, clock):
     stream = "chargeback"
-    ledger.append_event(stream, "set", {"sweep_id": "s0"}, "s0")
+    ledger.events.append(stream, "set", {"sweep_id": "s0"}, "s0")
     ledger.copy_to(tmp_path / "copy.db")
     with Ledger.open(tmp_path / "copy.db", clock) as away:
-        away.append_event(stream, "set", {"sweep_id": "s1"}, "s1")
-    ledger.append_event(stream, "set", {"sweep_id": "s2"}, "s2")
+        away.events.append(stream, "set", {"sweep_id": "s1"}, "s1")
+    ledger.events.append(stream, "set", {"sweep_id": "s2"}, "s2")
     merge(ledger, tmp_path / "copy.db")
     merge(ledger, tmp_path / "copy.db")
-    assert [(e.sequence, e.key) for e in ledger.events(stream)] == [(1, "s0"), (2, "s2"), (3, "s1")]
+    assert [(e.sequence, e.key) for e in ledger.events.read(stream)] == [(1, "s0"), (2, "s2"), (3, "s1")]
     with Ledger.open(tmp_path / "other.db", clock) as other:
-        other.append_event(stream, "set", {"sweep_id": "another"}, "s2")
+        other.events.append(stream, "set", {"sweep_id": "another"}, "s2")
     with pytest.raises(IntegrityError, match="entry s2 of journal chargeback"):
         merge(ledger, tmp_path / "other.db")
 
@@ -179,7 +183,7 @@ def test_attempts_that_still_run_there_are_waited_for_or_closed_as_lost(ledger, 
         merge(ledger, box.place)
     assert rows(ledger) == before
     assert merge(ledger, box.place, lost=True).closed_as_lost == 1
-    (usage,) = ledger.usages()
+    (usage,) = ledger.usages.find()
     assert (usage.outcome, usage.end_estimated, usage.to_ns) == ("LOST", True, usage.last_heartbeat_ns)
     assert merge(ledger, box.place).closed_as_lost == 0
 
@@ -190,25 +194,25 @@ def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger
     clock.advance(120 * SECOND)
     with Ledger.open(tmp_path / "copy.db", clock) as away:
         row = {"usage_id": 1, "to_ns": clock.utc_ns() - 110 * SECOND, "outcome": "LOST", "estimated": 1}
-        with away._write() as connection:  # as `close_dead` does on a machine that hears nothing of home
-            connection.execute(schema.usage_end.insert(), row | away._signature())
-    ledger.end_usage(UsageKey("lease-s1", "trial-s1", 1), "COMPLETED")
-    (known,) = ledger.usages()
+        with away.writer.write() as connection:  # as `close_dead` does on a machine that hears nothing of home
+            connection.execute(schema.usage_end.insert(), row | away.writer.signature())
+    ledger.usages.end(UsageKey("lease-s1", "trial-s1", 1), "COMPLETED")
+    (known,) = ledger.usages.find()
     assert merge(ledger, tmp_path / "copy.db").estimates_dropped == 1
-    assert ledger.usages() == [known]
+    assert ledger.usages.find() == [known]
 
 
 def test_a_real_end_after_home_took_it_for_lost_is_an_error_that_says_so(ledger, box, clock):
     one_sweep(box, clock, "a1", ended=False)
     merge(ledger, box.place, lost=True)
-    box.end_usage(UsageKey("lease-a1", "trial-a1", 1), "COMPLETED")
+    box.usages.end(UsageKey("lease-a1", "trial-a1", 1), "COMPLETED")
     with pytest.raises(IntegrityError, match="taken for lost here before it had ended there"):
         merge(ledger, box.place)
 
 
 def test_nothing_comes_into_a_month_that_is_closed_here(ledger, box, clock):
     one_sweep(box, clock, "a1")
-    ledger.freeze(period_name(clock.utc_ns(), "month", UTC))
+    ledger.closed_months.add(period_name(clock.utc_ns(), "month", UTC))
     before = rows(ledger)
     with pytest.raises(IntegrityError, match="which is closed here"):
         merge(ledger, box.place)
@@ -216,7 +220,7 @@ def test_nothing_comes_into_a_month_that_is_closed_here(ledger, box, clock):
 
 
 def test_a_month_that_was_closed_there_only_is_refused(ledger, box):
-    box.freeze("2026-01")
+    box.closed_months.add("2026-01")
     with pytest.raises(IntegrityError, match="2026-01 was closed in the other ledger and not in this one"):
         merge(ledger, box.place)
 
@@ -230,8 +234,8 @@ def test_a_dry_merge_tells_and_changes_nothing(ledger, box, clock):
 
 
 def test_the_same_price_remembered_on_both_sides_is_one_price(ledger, box):
-    ledger.remember_prices([ROW])
-    box.remember_prices([ROW])
+    ledger.price_archive.add([ROW])
+    box.price_archive.add([ROW])
     assert "price" not in merge(ledger, box.place).added
 
 
@@ -239,7 +243,7 @@ def test_from_a_server_too(ledger, postgres, clock):
     with Ledger.open(postgres, clock) as away:
         one_sweep(away, clock, "a1")
         merge(ledger, postgres)
-        assert ledger.usages() == away.usages()
+        assert ledger.usages.find() == away.usages.find()
 
 
 def test_what_is_no_ledger_is_refused(ledger, tmp_path):
@@ -286,32 +290,32 @@ def acted(script: Script, name: str, clock: FakeClock, ledgers: Sequence[Ledger]
     lease_id = "rented" if rented else f"lease-{name}"
     for ledger in ledgers:
         if not rented:
-            ledger.open_lease(a_lease(lease_id))
-        ledger.attach(lease_id, name)
-        ledger.append_event(f"sweep:{name}", "planned", {"attempts": len(script.attempts)}, "plan")
+            ledger.leases.open(a_lease(lease_id))
+        ledger.leases.attach(lease_id, name)
+        ledger.events.append(f"sweep:{name}", "planned", {"attempts": len(script.attempts)}, "plan")
         set_chargeback(ledger, name, Chargeback(owner=name, project="p"))
     yield
     for number, (seconds, trained, outcome) in enumerate(script.attempts, start=1):
         key = UsageKey(lease_id, f"trial-{name}", number)
         for ledger in ledgers:
-            ledger.start_usage(key, name, Decimal("0.5"), {"stage": "smoke", "state": "RUNNING"})
-            ledger.reserve(Reservation(key, name, "smoke", Money(seconds, "USD"), Decimal(1), "bound"))
+            ledger.usages.start(key, name, Decimal("0.5"), {"stage": "smoke", "state": "RUNNING"})
+            ledger.reservations.add(Reservation(key, name, "smoke", Money(seconds, "USD"), Decimal(1), "bound"))
         clock.advance(seconds * SECOND)
         yield
         for ledger in ledgers:
             ledger.heartbeat(lease_id, [key])
-            ledger.add_phases(key, 0, {"train": min(trained, seconds // 2) * SECOND})
-            ledger.append_event(f"sweep:{name}", "did", {"attempt": number}, f"did:{number}")
+            ledger.usages.add_phases(key, 0, {"train": min(trained, seconds // 2) * SECOND})
+            ledger.events.append(f"sweep:{name}", "did", {"attempt": number}, f"did:{number}")
         clock.advance(SECOND)
         yield
         for ledger in ledgers:
-            ledger.set_labels(key, {"state": outcome})
-            ledger.end_usage(key, outcome)
+            ledger.usages.set_labels(key, {"state": outcome})
+            ledger.usages.end(key, outcome)
     for ledger in ledgers:
         if script.credit:
             credit = Correction(f"cn-{name}", lease_id, "credit", -script.credit, "USD", clock.utc_ns(), "a note", name)
-            ledger.add_correction(credit)
-        ledger.detach(lease_id, name, "done")
+            ledger.corrections.add(credit)
+        ledger.leases.detach(lease_id, name, "done")
 
 
 def all_of(ledger: Ledger, at_ns: int) -> list:
@@ -322,9 +326,9 @@ def all_of(ledger: Ledger, at_ns: int) -> list:
     found.append(
         [
             (e.sequence, e.kind, e.key)
-            for s in sorted(ledger.streams())
+            for s in sorted(ledger.events.streams())
             if s.startswith("sweep:")
-            for e in ledger.events(s)
+            for e in ledger.events.read(s)
         ]
     )
     return found
@@ -351,7 +355,7 @@ def test_split_and_merged_is_what_one_ledger_says(plan, random):
 
         one_home, one_away, home = opened("one.db"), opened("one.db"), opened("home.db")
         for ledger in (one_home, home):
-            ledger.open_lease(replace(a_lease("rented"), opened_by="hand"))
+            ledger.leases.open(replace(a_lease("rented"), opened_by="hand"))
         parts = [(f"s{i}", script) for i, script in enumerate(plan)]
         for name, script in parts:
             if script.side == "before":
@@ -366,11 +370,11 @@ def test_split_and_merged_is_what_one_ledger_says(plan, random):
             if next(script, script) is script:
                 going.remove(script)
             clock.advance(random.randrange(3) * SECOND)
-            if random.random() < 0.2 and not any(u.to_ns is None for u in away.usages()):
+            if random.random() < 0.2 and not any(u.to_ns is None for u in away.usages.find()):
                 merge(home, away.place)
         for _ in range(2):
             merge(home, away.place)
             assert all_of(home, clock.utc_ns()) == all_of(one_home, clock.utc_ns())
-        assert not home.reservations()
+        assert not home.reservations.find_open()
         several = {"driver", "price"}  # the halves are two, and each may have seen the same price
         assert rows(home).items() - rows(one_home).items() <= {(name, rows(home)[name]) for name in several}

@@ -14,8 +14,8 @@ from cost.cli.main import app
 from cost.copies.restore import restore
 from cost.copies.s3_snapshot import archive
 from cost.ledger import schema
+from cost.ledger.database import Database
 from cost.ledger.ledger import Ledger
-from cost.ledger.store import Store
 from cost.records import Correction, StoreError, UsageKey
 
 
@@ -30,22 +30,22 @@ def place(request, tmp_path) -> str:
 @pytest.fixture
 def books(ledger, clock, make_lease) -> Ledger:
     """Something in most tables, with amounts beyond 64 bits."""
-    ledger.open_lease(make_lease(tags={"team": "rl"}))
-    ledger.attach("L1", "s1")
+    ledger.leases.open(make_lease(tags={"team": "rl"}))
+    ledger.leases.attach("L1", "s1")
     for number in (1, 2):
         key = UsageKey("L1", "t1", number)
-        ledger.start_usage(key, "s1", Decimal("0.5"), {"stage": "smoke", "acc": "0.5"})
-        ledger.add_phases(key, 1, {"train": 17, "rollout": 5})
+        ledger.usages.start(key, "s1", Decimal("0.5"), {"stage": "smoke", "acc": "0.5"})
+        ledger.usages.add_phases(key, 1, {"train": 17, "rollout": 5})
         ledger.heartbeat("L1", [key])
         clock.advance_seconds(10)
-        ledger.end_usage(key, "PREEMPTED")
-    ledger.add_correction(Correction("c1", "L1", "credit", -(10**30), "USD", clock.utc, "note", sweep_id="s1"))
-    ledger.append_event("s1", "planned", {"name": "tränk"}, "planned")
-    ledger.freeze("2025-12")
+        ledger.usages.end(key, "PREEMPTED")
+    ledger.corrections.add(Correction("c1", "L1", "credit", -(10**30), "USD", clock.utc, "note", sweep_id="s1"))
+    ledger.events.append("s1", "planned", {"name": "tränk"}, "planned")
+    ledger.closed_months.add("2025-12")
     return ledger
 
 
-def everything(store: Store) -> dict[str, list[tuple]]:
+def everything(store: Database) -> dict[str, list[tuple]]:
     with store.read() as connection:
         return {
             table.name: sorted(map(tuple, connection.execute(select(table))), key=str)
@@ -54,7 +54,7 @@ def everything(store: Store) -> dict[str, list[tuple]]:
 
 
 def rows_of(place: str | Path) -> dict[str, list[tuple]]:
-    store = Store(place, create=False, read_only=True)
+    store = Database(place, create=False, read_only=True)
     try:
         return everything(store)
     finally:
@@ -68,10 +68,10 @@ def test_every_row_is_put_back_as_it_was_and_the_server_counts_on_from_there(
     assert restore(copy, postgres) is None
     assert rows_of(postgres) == rows_of(any_database)
     with Ledger.open(postgres, clock) as found:
-        found.start_usage(UsageKey("L1", "t1", 3), "s1", Decimal(1), {})
-        found.attach("L1", "s2")
-        assert found.append_event("s1", "later", {}, "later")
-        assert [u.key.attempt for u in found.usages()] == [1, 2, 3]
+        found.usages.start(UsageKey("L1", "t1", 3), "s1", Decimal(1), {})
+        found.leases.attach("L1", "s2")
+        assert found.events.append("s1", "later", {}, "later")
+        assert [u.key.attempt for u in found.usages.find()] == [1, 2, 3]
         with found.read() as connection:
             assert connection.execute(select(func.max(schema.usage.c.usage_id))).scalar() == 3
 
@@ -79,7 +79,7 @@ def test_every_row_is_put_back_as_it_was_and_the_server_counts_on_from_there(
 def test_a_database_that_holds_something_is_refused_and_stays_as_it_is(books, postgres, tmp_path):
     copy = books.copy_to(tmp_path / "copy.db")
     with Ledger.open(postgres) as other:
-        other.append_event("s9", "planned", {}, "planned")
+        other.events.append("s9", "planned", {}, "planned")
     before = rows_of(postgres)
     with pytest.raises(StoreError, match="holds a ledger already, and nothing of it was changed; name an empty"):
         restore(copy, postgres)
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_ledger_leaves_the_server_without_a_table(postgres, tm
     with pytest.raises(StoreError, match="no whole ledger"):
         restore(junk, postgres)
     with pytest.raises(StoreError, match="nothing in the ledger"):
-        Store(postgres, create=False, read_only=True)
+        Database(postgres, create=False, read_only=True)
 
 
 def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(books, postgres, bucket, tmp_path):
@@ -116,7 +116,7 @@ def test_a_restore_that_is_killed_at_any_step_leaves_a_ledger_in_its_place(books
     here = tmp_path / "here.db"
     copy = books.copy_to(tmp_path / "copy.db")
     with Ledger.open(here) as other:
-        other.append_event("s9", "planned", {}, "planned")
+        other.events.append("s9", "planned", {}, "planned")
     old, new, seen = rows_of(here), rows_of(copy), []
 
     def watched(move):

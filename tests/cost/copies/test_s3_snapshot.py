@@ -30,10 +30,10 @@ def place(request, tmp_path) -> str:
 
 @pytest.fixture
 def books(ledger, make_lease) -> Ledger:
-    ledger.open_lease(make_lease())
-    ledger.attach("L1", "s1")
-    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal("0.5"), {"stage": "smoke"})
-    ledger.append_event("s1", "planned", {"trials": 1}, "planned")
+    ledger.leases.open(make_lease())
+    ledger.leases.attach("L1", "s1")
+    ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal("0.5"), {"stage": "smoke"})
+    ledger.events.append("s1", "planned", {"trials": 1}, "planned")
     return ledger
 
 
@@ -44,16 +44,16 @@ def test_a_snapshot_is_restored_with_its_journal_and_its_price_book(any_database
     )
     assert (url, aside) == (f"{bucket.url}/{version}", None)
     with Ledger.open(tmp_path / "new" / "ledger.db", read_only=True) as found:
-        assert found.usages() == books.usages()
-        assert found.leases() == books.leases()
-        assert [e.body for e in found.events("s1")] == [{"trials": 1}]
+        assert found.usages.find() == books.usages.find()
+        assert found.leases.find() == books.leases.find()
+        assert [e.body for e in found.events.read("s1")] == [{"trials": 1}]
     assert (prices / "billing.yaml").exists()
     assert (prices / "bills" / "focus.yaml").exists()
 
 
 def test_each_snapshot_has_keys_of_its_own_and_the_latest_is_restored(books, bucket, client, tmp_path):
     first = archive(books, bucket)
-    books.append_event("s1", "later", {}, "later")
+    books.events.append("s1", "later", {}, "later")
     second = archive(books, bucket)
     assert first != second
     assert sum(key.endswith("/manifest.json") for key in objects(client, bucket)) == 2
@@ -63,7 +63,7 @@ def test_each_snapshot_has_keys_of_its_own_and_the_latest_is_restored(books, buc
     old = bucket_of(first, endpoint_url=bucket.endpoint_url)
     assert first == f"{bucket.url}/{fetch(old, tmp_path / 'b')[0]}"
     with Ledger.open(tmp_path / "b" / "ledger.db", read_only=True) as found:
-        assert [e.kind for e in found.events("s1")] == ["planned"]
+        assert [e.kind for e in found.events.read("s1")] == ["planned"]
 
 
 def test_what_lies_beside_a_place_or_deep_below_it_is_not_taken_for_its_snapshot(books, bucket, client, tmp_path):
@@ -125,7 +125,7 @@ def test_from_the_command_line_and_back(books, bucket, tmp_path, caplog):
     assert "the one before is" in again.output
     assert (tmp_path / "other" / "ledger.db.aside1").exists()
     with Ledger.open(tmp_path / "other" / "ledger.db", read_only=True) as found:
-        assert found.usages() == books.usages()
+        assert found.usages.find() == books.usages.find()
     assert SECRET not in made.output + back.output
     stored = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
     assert SECRET.encode() not in stored
@@ -183,4 +183,6 @@ def test_a_sweep_leaves_a_snapshot_and_goes_on_without_one_when_the_server_is_aw
     assert "no snapshot" not in capsys.readouterr().out
     _, copy, _ = fetch(Bucket(bucket.name, here.storage.prefix, bucket.endpoint_url), tmp_path / "back")
     with Ledger.open(copy, read_only=True) as found:
-        assert len({usage.sweep_id for usage in found.usages()}) == 2, "what could not be sent came with the next one"
+        assert len({usage.sweep_id for usage in found.usages.find()}) == 2, (
+            "what could not be sent came with the next one"
+        )

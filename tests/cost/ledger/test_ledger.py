@@ -19,84 +19,84 @@ KEY = UsageKey("L1", "t1", 1)
 
 def test_writing_every_fact_twice_changes_nothing(leased, make_lease, clock):
     def write():
-        leased.open_lease(make_lease())
-        leased.attach("L1", "s1")
-        leased.start_usage(KEY, "s1", Decimal("0.5"), {"stage": "smoke"})
-        leased.add_phases(KEY, 1, {"train": 5, "rollout": 7})
-        leased.set_labels(KEY, {"state": "RUNNING"})
+        leased.leases.open(make_lease())
+        leased.leases.attach("L1", "s1")
+        leased.usages.start(KEY, "s1", Decimal("0.5"), {"stage": "smoke"})
+        leased.usages.add_phases(KEY, 1, {"train": 5, "rollout": 7})
+        leased.usages.set_labels(KEY, {"state": "RUNNING"})
         leased.heartbeat("L1", [KEY])
-        leased.append_event("s1", "planned", {"trials": [1, 2]}, "plan")
-        leased.add_correction(Correction("c1", "L1", "credit", -(10**25), "USD", clock.utc, "credit note"))
+        leased.events.append("s1", "planned", {"trials": [1, 2]}, "plan")
+        leased.corrections.add(Correction("c1", "L1", "credit", -(10**25), "USD", clock.utc, "credit note"))
 
     write()
     before = rows_in(leased)
     write()
     assert rows_in(leased) == before
-    leased.end_usage(KEY, "COMPLETED")
-    leased.end_usage(KEY, "COMPLETED")
-    assert leased.detach("L1", "s1", "done")
+    leased.usages.end(KEY, "COMPLETED")
+    leased.usages.end(KEY, "COMPLETED")
+    assert leased.leases.detach("L1", "s1", "done")
     before = rows_in(leased)
-    leased.end_usage(KEY, "COMPLETED")
-    assert leased.detach("L1", "s1", "done")
-    leased.close_lease("L1", "done")
+    leased.usages.end(KEY, "COMPLETED")
+    assert leased.leases.detach("L1", "s1", "done")
+    leased.leases.close("L1", "done")
     assert rows_in(leased) == before
 
 
 def test_the_same_fact_with_another_content_is_an_integrity_error(leased, make_lease, clock):
-    leased.start_usage(KEY, "s1", Decimal(1), {})
-    leased.add_phases(KEY, 1, {"train": 5})
-    leased.append_event("s1", "planned", {"n": 1}, "plan")
-    leased.add_correction(Correction("c1", "L1", "credit", -5, "USD", clock.utc, "credit note"))
+    leased.usages.start(KEY, "s1", Decimal(1), {})
+    leased.usages.add_phases(KEY, 1, {"train": 5})
+    leased.events.append("s1", "planned", {"n": 1}, "plan")
+    leased.corrections.add(Correction("c1", "L1", "credit", -5, "USD", clock.utc, "credit note"))
     before = rows_in(leased)
-    with pytest.raises(IntegrityError, match="other terms"):
-        leased.open_lease(make_lease(cards=4))
+    with pytest.raises(IntegrityError, match="other content"):
+        leased.leases.open(make_lease(cards=4))
     with pytest.raises(IntegrityError, match="with 1 cards"):
-        leased.start_usage(KEY, "s1", Decimal(2), {})
-    with pytest.raises(IntegrityError, match="came before"):
-        leased.add_phases(KEY, 1, {"train": 6})
-    with pytest.raises(IntegrityError, match="came before"):
-        leased.add_phases(KEY, 1, {"train": 5, "sync": 1})
-    with pytest.raises(IntegrityError, match="written before"):
-        leased.append_event("s1", "planned", {"n": 2}, "plan")
-    with pytest.raises(IntegrityError, match="written before"):
-        leased.append_event("s1", "replanned", {"n": 1}, "plan")
-    with pytest.raises(IntegrityError, match="another content"):
-        leased.add_correction(Correction("c1", "L1", "credit", -6, "USD", clock.utc, "credit note"))
+        leased.usages.start(KEY, "s1", Decimal(2), {})
+    with pytest.raises(IntegrityError, match="exists as"):
+        leased.usages.add_phases(KEY, 1, {"train": 6})
+    with pytest.raises(IntegrityError, match="exists as"):
+        leased.usages.add_phases(KEY, 1, {"train": 5, "sync": 1})
+    with pytest.raises(IntegrityError, match="exists with other content"):
+        leased.events.append("s1", "planned", {"n": 2}, "plan")
+    with pytest.raises(IntegrityError, match="exists with other content"):
+        leased.events.append("s1", "replanned", {"n": 1}, "plan")
+    with pytest.raises(IntegrityError, match="other content"):
+        leased.corrections.add(Correction("c1", "L1", "credit", -6, "USD", clock.utc, "credit note"))
     assert rows_in(leased) == before
-    leased.end_usage(KEY, "COMPLETED")
-    with pytest.raises(IntegrityError, match="ended before as COMPLETED"):
-        leased.end_usage(KEY, "FAILED")
+    leased.usages.end(KEY, "COMPLETED")
+    with pytest.raises(IntegrityError, match="ended as COMPLETED; now ended as FAILED"):
+        leased.usages.end(KEY, "FAILED")
 
 
 def test_a_transaction_is_all_or_nothing(leased):
     before = rows_in(leased)
     with pytest.raises(RuntimeError), leased.transaction():  # noqa: PT012
-        leased.start_usage(KEY, "s1", Decimal(1), {})
-        leased.append_event("s1", "started", {}, "t1/1")
+        leased.usages.start(KEY, "s1", Decimal(1), {})
+        leased.events.append("s1", "started", {}, "t1/1")
         raise RuntimeError("killed here")
     assert rows_in(leased) == before
     with leased.transaction():
-        leased.start_usage(KEY, "s1", Decimal(1), {})
+        leased.usages.start(KEY, "s1", Decimal(1), {})
         with leased.transaction():
-            leased.append_event("s1", "started", {}, "t1/1")
-        assert [e.kind for e in leased.events("s1")] == ["started"], "a transaction sees what it wrote"
-    assert leased.usages()[0].key == KEY
+            leased.events.append("s1", "started", {}, "t1/1")
+        assert [e.kind for e in leased.events.read("s1")] == ["started"], "a transaction sees what it wrote"
+    assert leased.usages.find()[0].key == KEY
 
 
 def test_an_error_inside_a_transaction_cannot_be_swallowed(leased):
-    leased.append_event("s1", "planned", {}, "plan")
+    leased.events.append("s1", "planned", {}, "plan")
     before = rows_in(leased)
     with pytest.raises(LedgerError, match="abandoned"), leased.transaction():  # noqa: PT012
-        leased.append_event("s1", "more", {}, "more")
+        leased.events.append("s1", "more", {}, "more")
         with contextlib.suppress(IntegrityError):
-            leased.append_event("s1", "planned", {"other": 1}, "plan")
+            leased.events.append("s1", "planned", {"other": 1}, "plan")
     assert rows_in(leased) == before
-    leased.append_event("s1", "more", {}, "more")
+    leased.events.append("s1", "more", {}, "more")
 
 
 @pytest.mark.parametrize("pico", [0, 1, -1, 2**63, -(2**63) - 1, 10**38 - 1, 1 - 10**38])
 def test_amounts_of_up_to_38_digits_are_kept_exactly(leased, clock, pico):
-    leased.add_correction(Correction("c1", "L1", "credit", pico, "USD", clock.utc, "test"))
+    leased.corrections.add(Correction("c1", "L1", "credit", pico, "USD", clock.utc, "test"))
     with leased.read() as connection:
         kept = connection.execute(select(schema.correction.c.pico)).scalar_one()
     assert kept == pico
@@ -105,26 +105,26 @@ def test_amounts_of_up_to_38_digits_are_kept_exactly(leased, clock, pico):
 
 def test_an_amount_too_large_to_keep_is_an_error(leased, clock):
     with pytest.raises(LedgerError, match="38 digits"):
-        leased.add_correction(Correction("c1", "L1", "credit", 10**38, "USD", clock.utc, "test"))
+        leased.corrections.add(Correction("c1", "L1", "credit", 10**38, "USD", clock.utc, "test"))
 
 
 def test_a_correction_in_another_currency_is_refused(leased, clock):
     with pytest.raises(IntegrityError, match="USD"):
-        leased.add_correction(Correction("c1", "L1", "credit", 1, "CNY", clock.utc, "test"))
+        leased.corrections.add(Correction("c1", "L1", "credit", 1, "CNY", clock.utc, "test"))
 
 
 def test_a_correction_of_what_never_was_on_the_lease_or_is_yet_to_come_is_refused(leased, clock):
-    leased.start_usage(KEY, "s1", Decimal(1), {})
+    leased.usages.start(KEY, "s1", Decimal(1), {})
     made = Correction("c1", "L1", "credit", -1, "USD", clock.utc, "test")
     for changes, message in (
-        ({"at_ns": clock.utc + 1}, "yet to come"),
-        ({"sweep_id": "s9"}, "sweep 's9' was never on lease L1: those on it were s1"),
+        ({"at_ns": clock.utc + 1}, "in the future"),
+        ({"sweep_id": "s9"}, "sweep 's9' never used lease L1; its sweeps were s1"),
         ({"sweep_id": "s1", "trial_id": "t9"}, "trial 't9' of sweep s1 never ran on lease L1"),
-        ({"trial_id": "t1"}, "of which sweep is trial t1"),
+        ({"trial_id": "t1"}, "names trial t1 without its sweep"),
     ):
         with pytest.raises(LedgerError, match=message):
-            leased.add_correction(replace(made, **changes))
-    assert leased.add_correction(replace(made, sweep_id="s1", trial_id=KEY.trial_id))
+            leased.corrections.add(replace(made, **changes))
+    assert leased.corrections.add(replace(made, sweep_id="s1", trial_id=KEY.trial_id))
 
 
 def test_migrations_make_exactly_the_tables_of_the_schema(ledger):
@@ -142,7 +142,7 @@ def test_migrations_make_exactly_the_tables_of_the_schema(ledger):
 def test_a_ledger_of_a_newer_version_is_refused(place, clock):
     from cost.records import StoreError
 
-    with Ledger.open(place, clock) as now, now._store.write() as connection:
+    with Ledger.open(place, clock) as now, now.database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StoreError, match=r"newer version.*9999"):
         Ledger.open(place, clock)

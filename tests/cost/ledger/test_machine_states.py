@@ -21,7 +21,7 @@ from cost.clock import NS_PER_SECOND, FakeClock
 from cost.close.check import run_checks
 from cost.close.close_month import close_month
 from cost.ledger.ledger import Ledger
-from cost.ledger.machine_states import Change, known_states, load, set_state, stretches
+from cost.ledger.machine_states import StateChange, known_states, load_changes, set_state, state_spans
 from cost.money import pico_of
 from cost.periods import instant_ns
 from cost.prices.billing import BillingRule, charge, load_rules, rule_for
@@ -60,23 +60,23 @@ def place(request, tmp_path) -> str:
 
 
 def enter(ledger: Ledger, state: str, at_ns: int | None = None, rules=RULES) -> bool:
-    return set_state(ledger, Change("L1", state, ledger.now_ns() if at_ns is None else at_ns), rules)
+    return set_state(ledger, StateChange("L1", state, ledger.now_ns() if at_ns is None else at_ns), rules)
 
 
 @pytest.fixture
 def books(ledger, clock, make_lease) -> Ledger:
     """Two hours of a trial, three hours stopped, half a minute running, half an hour stopped, an hour of a trial."""
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=BOX.hash))
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=BOX.hash))
     for name, seconds in (("t1", 2 * HOUR), ("", 3 * HOUR), ("idle", 30), ("", HOUR // 2), ("t2", HOUR)):
         enter(ledger, "running" if name else "stopped")
         if name.startswith("t"):
-            ledger.attach("L1", f"sweep of {name}")
-            ledger.start_usage(UsageKey("L1", name, 1), f"sweep of {name}", Decimal(8), {})
+            ledger.leases.attach("L1", f"sweep of {name}")
+            ledger.usages.start(UsageKey("L1", name, 1), f"sweep of {name}", Decimal(8), {})
         clock.advance_seconds(seconds)
         if name.startswith("t"):
-            ledger.end_usage(UsageKey("L1", name, 1), "COMPLETED")
+            ledger.usages.end(UsageKey("L1", name, 1), "COMPLETED")
             # The lease is held by a hand: it stays open when its last sweep leaves.
-            ledger.detach("L1", f"sweep of {name}", "done") if name == "t2" else None
+            ledger.leases.detach("L1", f"sweep of {name}", "done") if name == "t2" else None
     return ledger
 
 
@@ -141,53 +141,53 @@ def test_what_was_stopped_is_as_it_was_known_then_in_an_as_of_report(books, cloc
 
 
 def test_the_same_state_again_changes_nothing(any_database, ledger, clock, make_lease):
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud"))
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud"))
     assert not enter(ledger, "running"), "a machine runs from the start"
     clock.advance_seconds(60)
     assert enter(ledger, "stopped")
     clock.advance_seconds(60)
     assert not enter(ledger, "stopped")
-    assert [change.state for change in load(ledger)["L1"]] == ["stopped"]
+    assert [change.state for change in load_changes(ledger.events)["L1"]] == ["stopped"]
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_written(ledger, clock, make_lease):
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud"))
-    ledger.attach("L1", "s1")
-    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud"))
+    ledger.leases.attach("L1", "s1")
+    ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
     clock.advance_seconds(HOUR)
-    with pytest.raises(LedgerError, match="'asleep' is no state of a machine; one of running, stopped"):
+    with pytest.raises(LedgerError, match="'asleep' is not a state of a machine; choose one of running, stopped"):
         enter(ledger, "asleep")
-    with pytest.raises(LedgerError, match="outside of lease L1, which was held from 2026-01-01T00:00:00Z"):
+    with pytest.raises(LedgerError, match="outside of lease L1, which lasted from 2026-01-01T00:00:00Z"):
         enter(ledger, "stopped", START - 1)
     with pytest.raises(LedgerError, match="outside of lease L1"):
         enter(ledger, "stopped", clock.utc + 1)
-    with pytest.raises(IntegrityError, match="trial t1 attempt 1 of sweep s1 holds cards of it"):
+    with pytest.raises(IntegrityError, match="trial t1 attempt 1 of sweep s1 uses its cards"):
         enter(ledger, "stopped")
-    ledger.end_usage(UsageKey("L1", "t1", 1), "COMPLETED")
-    with pytest.raises(IntegrityError, match=r"held cards until 2026-01-01T01:00:00Z"):
+    ledger.usages.end(UsageKey("L1", "t1", 1), "COMPLETED")
+    with pytest.raises(IntegrityError, match=r"used its cards until 2026-01-01T01:00:00Z"):
         enter(ledger, "stopped", clock.utc - 1)
-    with pytest.raises(LedgerError, match="there is no lease L2"):
-        set_state(ledger, Change("L2", "stopped", clock.utc), RULES)
-    assert load(ledger) == {}
+    with pytest.raises(LedgerError, match="lease L2 does not exist"):
+        set_state(ledger, StateChange("L2", "stopped", clock.utc), RULES)
+    assert load_changes(ledger.events) == {}
     enter(ledger, "stopped")
     clock.advance_seconds(60)
-    with pytest.raises(IntegrityError, match="what it does next begins after that"):
+    with pytest.raises(IntegrityError, match="the next change must come after that"):
         enter(ledger, "running", clock.utc - 61 * NS_PER_SECOND)
 
 
 def test_no_sweep_comes_to_a_stopped_machine_before_it_is_started(any_database, ledger, clock, make_lease):
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud"))
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud"))
     enter(ledger, "stopped")
     with pytest.raises(IntegrityError, match=r"lease L1 is stopped since .*python -m cost leases start L1"):
-        ledger.attach("L1", "s1")
+        ledger.leases.attach("L1", "s1")
     clock.advance_seconds(60)
     enter(ledger, "running")
-    ledger.attach("L1", "s1")
-    assert ledger.lease_state("L1").sweeps == ("s1",)
+    ledger.leases.attach("L1", "s1")
+    assert ledger.leases.get("L1").sweeps == ("s1",)
 
 
 def test_a_closed_month_is_not_changed_by_a_stop_that_is_entered_late(ledger, clock, make_lease):
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=BOX.hash))
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=BOX.hash))
     clock.advance_seconds(40 * 86_400)
     close_month(ledger, BOOK, "2026-01", clock.utc, rules=RULES)
     with pytest.raises(IntegrityError, match="that would change 2026-01, which is closed"):
@@ -214,7 +214,10 @@ def test_every_shipped_rule_bills_a_state_or_not_as_it_says(one):
     lease = Lease("L1", "i", "m", "box", one.provider, 8, "USD", row.hash)
     end = START + 12 * NS_PER_HOUR
     for state in known_states(load_rules()):
-        changes = [Change("L1", state, START + 4 * NS_PER_HOUR), Change("L1", "running", START + 8 * NS_PER_HOUR)]
+        changes = [
+            StateChange("L1", state, START + 4 * NS_PER_HOUR),
+            StateChange("L1", "running", START + 8 * NS_PER_HOUR),
+        ]
         held = LeaseState(lease, START, end, "done", True, START, ())
         cost = sum(s.pico for s in charge_lease_time(held, [row], load_rules(), end, changes))
         assert cost == pico_of(3600) * (12 if state in one.billed_states else 8), state
@@ -232,12 +235,12 @@ def test_runs_are_charged_one_by_one_without_a_gap_and_cutting_changes_nothing(a
     lease = Lease("L1", "i", "m", "box", "cloud", 8, "USD", row.hash)
     end = START + held
     state = LeaseState(lease, START, end if closed else None, "done" if closed else None, closed, START, ())
-    changes = [Change("L1", ("stopped", "running")[n % 2], START + t) for n, t in enumerate(at)]
+    changes = [StateChange("L1", ("stopped", "running")[n % 2], START + t) for n, t in enumerate(at)]
     segments = charge_lease_time(state, [row], RULES, end, changes)
     time = [s for s in segments if s.category == "machine"]
     assert (time[0].from_ns, time[-1].to_ns) == (START, end)
     assert all(a.to_ns == b.from_ns for a, b in pairwise(time))
-    runs = [p for p in stretches(changes, START, end) if p.state == "running"]
+    runs = [p for p in state_spans(changes, START, end) if p.state == "running"]
     expected = [
         charge(
             p.from_ns, p.to_ns, rule=RULES[0], prices=[row], cards=8, ended="user" if closed or p.to_ns < end else None
@@ -274,4 +277,4 @@ def test_on_the_command_line(tmp_path: Path):
     assert max(map(len, listed.splitlines())) <= 100
     wrong = runner.invoke(app, ["leases", "stop", lease, "--state", "asleep", *root])
     assert wrong.exit_code == 2
-    assert "'asleep' is no state of a machine" in wrong.output
+    assert "'asleep' is not a state of a machine" in wrong.output

@@ -30,28 +30,28 @@ def of(
 
 @pytest.fixture
 def held(ledger, make_lease):
-    ledger.open_lease(make_lease("L1", sku="box", provider="cloud", price_hash=row().hash))
-    ledger.attach("L1", "s1")
+    ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=row().hash))
+    ledger.leases.attach("L1", "s1")
     return ledger
 
 
 def start(ledger: Ledger, one: UsageKey, amount: str = "5 USD", sweep: str = "s1") -> None:
     with ledger.transaction():
-        ledger.reserve(of(one, amount, sweep=sweep))
-        ledger.start_usage(one, sweep, Decimal(1), {"stage": "smoke"})
+        ledger.reservations.add(of(one, amount, sweep=sweep))
+        ledger.usages.start(one, sweep, Decimal(1), {"stage": "smoke"})
 
 
 def amounts(ledger: Ledger) -> dict[str, str]:
-    return {r.key.trial_id: str(r.amount) for r in ledger.reservations()}
+    return {r.key.trial_id: str(r.amount) for r in ledger.reservations.find_open()}
 
 
 def test_a_reservation_is_open_while_its_attempt_holds_cards_and_no_longer(held):
     start(held, key("t1"))
     start(held, key("t2"), "7 USD")
     assert amounts(held) == {"t1": "5 USD", "t2": "7 USD"}
-    held.end_usage(key("t1"), "COMPLETED")
+    held.usages.end(key("t1"), "COMPLETED")
     assert amounts(held) == {"t2": "7 USD"}
-    held.end_usage(key("t2"), "FAILED")
+    held.usages.end(key("t2"), "FAILED")
     assert amounts(held) == {}
     start(held, key("t2", 2), "3 USD")
     assert amounts(held) == {"t2": "3 USD"}
@@ -59,15 +59,15 @@ def test_a_reservation_is_open_while_its_attempt_holds_cards_and_no_longer(held)
 
 def test_the_latest_reservation_of_an_attempt_counts(held):
     start(held, key("t1"), "100 USD")
-    held.reserve(of(key("t1"), "5 USD"))
+    held.reservations.add(of(key("t1"), "5 USD"))
     assert amounts(held) == {"t1": "5 USD"}
 
 
 def test_a_start_that_is_undone_leaves_no_reservation(held):
     def fail() -> None:
         with held.transaction():
-            held.end_usage(key("t1"), "COMPLETED")
-            held.reserve(of(key("t2")))
+            held.usages.end(key("t1"), "COMPLETED")
+            held.reservations.add(of(key("t2")))
             assert amounts(held) == {"t2": "5 USD"}
             raise RuntimeError
 
@@ -81,30 +81,30 @@ def test_another_driver_sees_it_and_frees_it_by_closing_the_usages_of_a_dead_one
     start(held, key("t1"))
     with Ledger.open(place, clock) as other:
         assert amounts(other) == {"t1": "5 USD"}
-        other.end_usage(key("t1"), "LOST", at_ns=clock.utc_ns(), end_estimated=True)
+        other.usages.end(key("t1"), "LOST", at_ns=clock.utc_ns(), end_estimated=True)
         assert amounts(other) == amounts(held) == {}
 
 
 def test_a_reservation_below_zero_is_refused(held):
     with pytest.raises(LedgerError, match="zero or more"):
-        held.reserve(of(key(), "-1 USD"))
+        held.reservations.add(of(key(), "-1 USD"))
 
 
 def test_drivers_that_want_the_last_of_a_budget_at_the_same_moment_do_not_both_get_it(place, held, clock, make_lease):
     """Eight drivers, each on a machine of its own, and room for three trials."""
     limit, taken, barrier = 15 * USD, [], threading.Barrier(8)
     for number in range(8):
-        held.open_lease(make_lease(f"M{number}", sku="box", provider="cloud", price_hash=row().hash))
-        held.attach(f"M{number}", f"d{number}")
+        held.leases.open(make_lease(f"M{number}", sku="box", provider="cloud", price_hash=row().hash))
+        held.leases.attach(f"M{number}", f"d{number}")
 
     def drive(number: int) -> None:
         with Ledger.open(place, clock) as ledger:
             mine = key(f"t{number}", lease=f"M{number}")
             barrier.wait()
-            with ledger.budget_turn():
-                if sum(r.amount.pico for r in ledger.reservations()) + 5 * USD <= limit:
-                    ledger.reserve(of(mine, sweep=f"d{number}"))
-                    ledger.start_usage(mine, f"d{number}", Decimal(1), {})
+            with ledger.reservations.exclusive():
+                if sum(r.amount.pico for r in ledger.reservations.find_open()) + 5 * USD <= limit:
+                    ledger.reservations.add(of(mine, sweep=f"d{number}"))
+                    ledger.usages.start(mine, f"d{number}", Decimal(1), {})
                     taken.append(number)
 
     threads = [threading.Thread(target=drive, args=(number,)) for number in range(8)]
@@ -113,7 +113,7 @@ def test_drivers_that_want_the_last_of_a_budget_at_the_same_moment_do_not_both_g
     for thread in threads:
         thread.join()
     assert len(taken) == 3
-    assert len(held.reservations()) == 3
+    assert len(held.reservations.find_open()) == 3
 
 
 def spending(ledger: Ledger, *scopes: str, **more) -> Spending:
@@ -148,8 +148,8 @@ def test_what_an_attempt_has_used_is_no_longer_reserved(held, clock):
 
 
 def test_a_stage_and_a_month_count_every_sweep_and_a_sweep_itself(place, held, clock, make_lease):
-    held.open_lease(make_lease("L2", sku="box", provider="cloud", price_hash=row().hash))
-    held.attach("L2", "s2")
+    held.leases.open(make_lease("L2", sku="box", provider="cloud", price_hash=row().hash))
+    held.leases.attach("L2", "s2")
     start(held, key("t1"), "1 USD")
     start(held, key("t9", lease="L2"), "2 USD", sweep="s2")
     found = spending(held, "sweep:s1", "sweep:s2", "stage:smoke", "stage:multi", "month")
@@ -166,18 +166,18 @@ def test_a_machine_that_another_driver_has_begun_to_hold_is_seen_without_a_full_
     found = spending(held, "month")
     found.look(held.now_ns())
     with Ledger.open(place, clock) as other:
-        other.open_lease(make_lease("L2", sku="box", provider="cloud", price_hash=row().hash))
-        other.attach("L2", "s2")
+        other.leases.open(make_lease("L2", sku="box", provider="cloud", price_hash=row().hash))
+        other.leases.attach("L2", "s2")
         start(other, key("t9", lease="L2"), "2 USD", sweep="s2")
-        with held.budget_turn():
+        with held.reservations.exclusive():
             found.look_at_reservations(held.now_ns())
             assert found.reserved("month", "USD") == 2 * USD
 
 
 def test_simulated_machines_are_counted_apart(held, clock, make_lease):
     more = {"sku": "box", "provider": "cloud", "price_hash": row().hash, "tags": {"simulated": "true"}}
-    held.open_lease(make_lease("L9", **more))
-    held.attach("L9", "s9")
+    held.leases.open(make_lease("L9", **more))
+    held.leases.attach("L9", "s9")
     start(held, key("t9", lease="L9"), "2 USD", sweep="s9")
     clock.advance_seconds(360)
     real, made_up = spending(held, "month"), spending(held, "month", simulated=True)

@@ -17,9 +17,9 @@ from cost.clock import NS_PER_SECOND, FakeClock
 from cost.close.check import run_checks
 from cost.copies.restore import restore
 from cost.ledger import schema
+from cost.ledger.database import Database
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.ledger.sqlite_copy import KEEP, backups_of, copy_sqlite
-from cost.ledger.store import Store
 from cost.prices.book import PriceBook
 from cost.records import NoLedgerError, StoreError, UsageKey
 
@@ -38,9 +38,9 @@ def content(file: Path) -> bytes:
 def test_a_fresh_ledger_makes_its_folder_and_opens_again(tmp_path):
     file = tmp_path / "new" / "ledger.db"
     with Ledger.open(file) as ledger:
-        ledger.append_event("s", "e", {}, "k")
+        ledger.events.append("s", "e", {}, "k")
     with Ledger.open(f"sqlite:///{file}", create=False) as ledger:
-        assert [e.key for e in ledger.events("s")] == ["k"]
+        assert [e.key for e in ledger.events.read("s")] == ["k"]
 
 
 def test_what_was_committed_is_synchronised_to_the_disk(file):
@@ -60,7 +60,7 @@ def test_a_ledger_that_is_not_there_is_not_made_by_a_reader(file):
 def test_a_reader_cannot_write(file, make_lease):
     Ledger.open(file).close()
     with Ledger.open(file, read_only=True) as ledger, pytest.raises(StoreError, match="reading only"):
-        ledger.open_lease(make_lease())
+        ledger.leases.open(make_lease())
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "what://"])
@@ -86,13 +86,13 @@ def test_a_locked_ledger_says_so_and_nothing_is_half_written(file, make_lease):
     other.execute("BEGIN IMMEDIATE")
     from cost.clock import SystemClock
 
-    ledger = Ledger(Store(file, create=False, read_only=False, busy_seconds=0.05), SystemClock())
+    ledger = Ledger(Database(file, create=False, read_only=False, busy_seconds=0.05), SystemClock())
     with pytest.raises(StoreError, match="locked by another program"):
-        ledger.open_lease(make_lease())
-    assert ledger.leases() == []
+        ledger.leases.open(make_lease())
+    assert ledger.leases.find() == []
     other.execute("ROLLBACK")
     other.close()
-    ledger.open_lease(make_lease())
+    ledger.leases.open(make_lease())
     ledger.close()
 
 
@@ -100,32 +100,32 @@ def test_a_locked_ledger_says_so_and_nothing_is_half_written(file, make_lease):
 def test_a_damaged_ledger_is_left_alone_and_its_backup_is_named(file, damage):
     with Ledger.open(file) as ledger:
         for number in range(200):
-            ledger.append_event("s", "e", {"text": "x" * 500}, str(number))
+            ledger.events.append("s", "e", {"text": "x" * 500}, str(number))
     saved = copy_sqlite(file, file.with_suffix(".bak"))
     with file.open("r+b") as raw:
         raw.seek(0 if damage == "header" else 4096 * 2)
         raw.write(b"\xff" * (16 if damage == "header" else 4096 * 20))
     before = content(file)
     with pytest.raises(StoreError, match="damaged") as caught, Ledger.open(file) as ledger:
-        list(ledger.events("s"))
+        list(ledger.events.read("s"))
     assert f"python -m cost restore {saved}" in str(caught.value)
     assert content(file) == before
     aside = restore(saved, file)
     assert aside is not None
     assert content(aside) == before, "the damaged one is set aside"
     with Ledger.open(file) as ledger:
-        assert len(list(ledger.events("s"))) == 200
+        assert len(list(ledger.events.read("s"))) == 200
 
 
 def test_check_finds_a_damaged_page_that_no_report_has_read(file):
     with Ledger.open(file) as ledger:
         for number in range(200):
-            ledger.append_event("s", "e", {"text": "x" * 500}, str(number))
+            ledger.events.append("s", "e", {"text": "x" * 500}, str(number))
     with file.open("r+b") as raw:
         raw.seek(4096 * 40)
         raw.write(b"\xff" * 4096)
     with Ledger.open(file, read_only=True) as ledger:
-        assert ledger.leases() == []
+        assert ledger.leases.find() == []
         with pytest.raises(StoreError, match="damaged"):
             run_checks(ledger, PriceBook(()), ledger.now_ns())
 
@@ -152,7 +152,7 @@ def test_a_ledger_of_a_newer_version_is_left_alone(file):
 
 def test_a_ledger_of_the_first_version_is_brought_up_to_date_with_its_events(file):
     with Ledger.open(file) as ledger:
-        ledger.append_event("s", "e", {}, "k")
+        ledger.events.append("s", "e", {}, "k")
     raw = sqlite3.connect(file)
     raw.execute("DROP TABLE reservation")
     raw.execute("DROP INDEX event_kind")
@@ -160,13 +160,13 @@ def test_a_ledger_of_the_first_version_is_brought_up_to_date_with_its_events(fil
     raw.commit()
     raw.close()
     with Ledger.open(file) as ledger:
-        assert [e.key for e in ledger.events("s", without={"other"})] == ["k"]
+        assert [e.key for e in ledger.events.read("s", without={"other"})] == ["k"]
     assert [saved.name for saved in backups_of(file)] == ["ledger.0001.bak"]
 
 
 def test_a_ledger_of_an_older_version_is_copied_before_it_is_brought_up_to_date(file, monkeypatch):
     with Ledger.open(file) as ledger:
-        ledger.append_event("s", "e", {}, "k")
+        ledger.events.append("s", "e", {}, "k")
     current = schema.HEAD
     monkeypatch.setattr("cost.ledger.schema.HEAD", "9999")
     with pytest.raises(StoreError, match="older version"):
@@ -177,22 +177,22 @@ def test_a_ledger_of_an_older_version_is_copied_before_it_is_brought_up_to_date(
     assert saved.name == f"ledger.{current}.bak"
     monkeypatch.undo()
     with Ledger.open(saved, read_only=True) as old:
-        assert [e.key for e in old.events("s")] == ["k"]
+        assert [e.key for e in old.events.read("s")] == ["k"]
 
 
 def test_a_disk_that_fills_up_leaves_the_books_as_they_were(file, make_lease):
     ledger = Ledger.open(file)
-    ledger.open_lease(make_lease())
+    ledger.leases.open(make_lease())
     with ledger.read() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreError, match=r"disk of the ledger .* is full"), ledger.transaction():  # noqa: PT012
-        ledger.append_event("s", "small", {}, "before")
-        ledger.append_event("s", "big", {"text": "x" * 100_000}, "k")
-    assert list(ledger.events("s")) == []
+        ledger.events.append("s", "small", {}, "before")
+        ledger.events.append("s", "big", {"text": "x" * 100_000}, "k")
+    assert list(ledger.events.read("s")) == []
     with ledger.read() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
-    assert ledger.append_event("s", "big", {"text": "x" * 100_000}, "k")
+    assert ledger.events.append("s", "big", {"text": "x" * 100_000}, "k")
     ledger.close()
 
 
@@ -212,35 +212,35 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_says_so(tmp_path):
 
 def test_a_backup_taken_while_somebody_writes_is_whole(file, make_lease):
     with Ledger.open(file) as ledger:
-        ledger.open_lease(make_lease())
+        ledger.leases.open(make_lease())
         with ledger.transaction():
-            ledger.append_event("s", "e", {}, "k")
+            ledger.events.append("s", "e", {}, "k")
             copy_sqlite(file, file.with_suffix(".bak"))
     with Ledger.open(file.with_suffix(".bak"), read_only=True) as saved:
-        assert len(saved.leases()) == 1
-        assert list(saved.events("s")) == []
+        assert len(saved.leases.find()) == 1
+        assert list(saved.events.read("s")) == []
 
 
 def test_a_copy_is_kept_for_each_of_the_last_days(file):
     clock = FakeClock()
     with Ledger.open(file, clock) as ledger:
         for day in range(KEEP + 2):
-            ledger.append_event("s", "e", {}, str(day))
+            ledger.events.append("s", "e", {}, str(day))
             made = [ledger.backup(), ledger.backup()]
             assert made[0] == made[1]
             clock.advance(86_400 * NS_PER_SECOND)
     names = sorted(path.name for path in backups_of(file))
     assert names == [f"ledger.2026-01-{day:02d}.bak" for day in range(3, KEEP + 3)]
     with Ledger.open(file.with_name(names[0]), read_only=True) as old:
-        assert len(list(old.events("s"))) == 3
+        assert len(list(old.events.read("s"))) == 3
 
 
 def test_nothing_is_restored_from_a_file_that_is_no_ledger_or_over_one_in_use(file, tmp_path):
     with Ledger.open(file) as ledger:
-        ledger.append_event("s", "e", {}, "k")
+        ledger.events.append("s", "e", {}, "k")
         saved = ledger.backup()
         assert saved is not None
-        before = list(ledger.events("s"))
+        before = list(ledger.events.read("s"))
         with ledger.transaction(), pytest.raises(StoreError, match="being written to"):
             restore(saved, file)
         junk = tmp_path / "junk.bak"
@@ -248,18 +248,18 @@ def test_nothing_is_restored_from_a_file_that_is_no_ledger_or_over_one_in_use(fi
         for wrong, said in ((junk, "no whole ledger"), (tmp_path / "nothing.bak", "there is no file")):
             with pytest.raises(StoreError, match=said):
                 restore(wrong, file)
-        assert list(ledger.events("s")) == before
+        assert list(ledger.events.read("s")) == before
 
 
 def test_a_ledger_is_restored_where_there_is_none(file, tmp_path):
     with Ledger.open(file) as ledger:
-        ledger.append_event("s", "e", {}, "k")
+        ledger.events.append("s", "e", {}, "k")
         saved = ledger.backup()
     assert saved is not None
     target = tmp_path / "elsewhere" / "ledger.db"
     assert restore(saved, target) is None
     with Ledger.open(target) as ledger:
-        assert [e.key for e in ledger.events("s")] == ["k"]
+        assert [e.key for e in ledger.events.read("s")] == ["k"]
 
 
 KILLED_AT = ("after_open", "inside_start", "after_start", "inside_phases", "after_phases", "inside_end", "after_end")
@@ -282,35 +282,35 @@ def test_kill_9_anywhere_loses_one_heartbeat_at_most_and_bills_nothing_twice(fil
         clock, key = FakeClock(), UsageKey("L1", "t1", 1)
         ledger = Ledger.open({str(file)!r}, clock)
         with ledger.transaction():
-            ledger.open_lease(Lease("L1", "i", "m", "sku", "p", 1, "USD", None))
-            ledger.attach("L1", "s1")
+            ledger.leases.open(Lease("L1", "i", "m", "sku", "p", 1, "USD", None))
+            ledger.leases.attach("L1", "s1")
         reach("after_open")
         with ledger.transaction():
-            ledger.append_event("s1", "attempt_started", {{}}, "t1/1")
-            ledger.start_usage(key, "s1", Decimal(1), {{}})
+            ledger.events.append("s1", "attempt_started", {{}}, "t1/1")
+            ledger.usages.start(key, "s1", Decimal(1), {{}})
             reach("inside_start")
         reach("after_start")
         for number in range(1, 4):
             clock.advance(HEARTBEAT_NS)
             ledger.heartbeat("L1", [key])
             with ledger.transaction():
-                ledger.add_phases(key, number, {{"train": HEARTBEAT_NS}})
+                ledger.usages.add_phases(key, number, {{"train": HEARTBEAT_NS}})
                 if number == 2:
                     reach("inside_phases")
         clock.advance(HEARTBEAT_NS - 1)
         reach("after_phases")
         with ledger.transaction():
-            ledger.end_usage(key, "COMPLETED")
+            ledger.usages.end(key, "COMPLETED")
             reach("inside_end")
         reach("after_end")
     """
     process = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
     assert process.returncode == -signal.SIGKILL
     with Ledger.open(file) as ledger:
-        closed = ledger.close_dead()
-        assert ledger.close_dead() == []
-        assert ledger.lease_state("L1").to_ns is None
-        usages, events = ledger.usages(), list(ledger.events("s1"))
+        closed = ledger.usages.close_dead()
+        assert ledger.usages.close_dead() == []
+        assert ledger.leases.get("L1").to_ns is None
+        usages, events = ledger.usages.find(), list(ledger.events.read("s1"))
         assert len(usages) == len(events) == (0 if point in ("after_open", "inside_start") else 1)
         if not usages:
             return
@@ -320,5 +320,5 @@ def test_kill_9_anywhere_loses_one_heartbeat_at_most_and_bills_nothing_twice(fil
         assert usage.to_ns is not None
         assert 0 <= truth - (usage.to_ns - usage.from_ns) <= HEARTBEAT_NS
         assert usage.end_estimated == bool(closed) == (point != "after_end")
-        ledger.attach("L1", "s1")
-        ledger.start_usage(UsageKey("L1", "t1", 2), "s1", Decimal(1), {})
+        ledger.leases.attach("L1", "s1")
+        ledger.usages.start(UsageKey("L1", "t1", 2), "s1", Decimal(1), {})

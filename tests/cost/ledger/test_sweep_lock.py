@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys
 from cost.ledger.sweep_lock import sweep_lock
-with driving(sys.argv[1], sys.argv[2]):
+with sweep_lock(sys.argv[1], sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()
 """

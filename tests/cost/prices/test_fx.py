@@ -45,15 +45,15 @@ def place(tmp_path) -> str:
 @pytest.fixture
 def books(ledger, clock, make_lease):
     """A machine held by a sweep from the first of January, midnight, for 90 hours and a bit, with two trials."""
-    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
-    ledger.attach("L1", "s1")
+    ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
+    ledger.leases.attach("L1", "s1")
     for trial, cards in (("t1", "3"), ("t2", "0.7")):
         clock.advance_seconds(7 * HOUR + 11)
-        ledger.start_usage(UsageKey("L1", trial, 1), "s1", Decimal(cards), {"stage": "single"})
-        ledger.add_phases(UsageKey("L1", trial, 1), 1, {"rollout": 10**13})
+        ledger.usages.start(UsageKey("L1", trial, 1), "s1", Decimal(cards), {"stage": "single"})
+        ledger.usages.add_phases(UsageKey("L1", trial, 1), 1, {"rollout": 10**13})
         clock.advance_seconds(38 * HOUR)
-        ledger.end_usage(UsageKey("L1", trial, 1), "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+        ledger.usages.end(UsageKey("L1", trial, 1), "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     return ledger
 
 
@@ -108,9 +108,9 @@ def test_without_a_limit_each_currency_of_a_month_is_told_once_and_not_converted
     fixings = "rates:\n  - {base: USD, quote: CNY, rate: '7', day: 2026-01-01, source: b, day_read: 2025-12-01}\n"
     (tmp_path / "fx.yaml").write_text(fixings)
     book = PriceBook((ROW, yuan), str(tmp_path))
-    books.open_lease(make_lease("L2", sku="card", provider="cloud", currency="CNY", price_hash=yuan.hash))
+    books.leases.open(make_lease("L2", sku="card", provider="cloud", currency="CNY", price_hash=yuan.hash))
     clock.advance_seconds(3 * HOUR)
-    books.close_lease("L2", "done")
+    books.leases.close("L2", "done")
     found, notes = budgets(books, book, clock.utc, rules=RULES)
     due = Money(pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60, "USD")
     assert [(one.name, one.spent) for one in found] == [
@@ -121,7 +121,7 @@ def test_without_a_limit_each_currency_of_a_month_is_told_once_and_not_converted
 
 
 def test_a_budget_says_that_a_machine_without_a_price_is_in_none_of_its_amounts(books, clock, tmp_path, make_lease):
-    books.open_lease(make_lease("L2", sku="unheard-of", price_hash=None))
+    books.leases.open(make_lease("L2", sku="unheard-of", price_hash=None))
     clock.advance_seconds(HOUR)
     _, notes = budgets(books, PriceBook((ROW,), str(tmp_path)), clock.utc, rules=RULES)
     assert [note.partition(";")[0] for note in notes] == [

@@ -22,7 +22,7 @@ from cost.charges.commitments import Commitment, add_commitment
 from cost.charges.metered import MeteredResource
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger.ledger import Ledger
-from cost.ledger.machine_states import Change, set_state
+from cost.ledger.machine_states import StateChange, set_state
 from cost.money import Money
 from cost.periods import instant_ns
 from cost.prices.billing import BillingRule
@@ -77,16 +77,16 @@ class Books:
             "currency": "USD",
         }
         fields |= {"price_hash": row.hash, "purchase": purchase, "project": "ladder", "owner": "ann", **changes}
-        self.ledger.open_lease(Lease(lease_id=lease_id, sku=sku, cards=cards, **fields))
-        self.ledger.attach(lease_id, "s1")
+        self.ledger.leases.open(Lease(lease_id=lease_id, sku=sku, cards=cards, **fields))
+        self.ledger.leases.attach(lease_id, "s1")
 
     def trial(self, lease_id: str, trial_id: str, hours: float, cards: int = 8) -> None:
         key = UsageKey(lease_id, trial_id, 1)
-        self.ledger.start_usage(key, "s1", Decimal(cards), {"stage": "smoke", "lr": "1e-05"})
+        self.ledger.usages.start(key, "s1", Decimal(cards), {"stage": "smoke", "lr": "1e-05"})
         self.clock.advance_seconds(hours * HOUR)
         ns = round(hours * HOUR * NS_PER_SECOND) * cards
-        self.ledger.add_phases(key, 1, {"rollout": ns // 3, "train": ns // 3})
-        self.ledger.end_usage(key, "COMPLETED")
+        self.ledger.usages.add_phases(key, 1, {"rollout": ns // 3, "train": ns // 3})
+        self.ledger.usages.end(key, "COMPLETED")
 
     def lines(self, **changes) -> Attribution:
         now = self.clock.utc
@@ -108,18 +108,18 @@ def full(books) -> Attribution:
     books.clock.advance_seconds(7)
     books.trial("L1", "t2", 2.5, cards=3)
     books.clock.advance_seconds(33)
-    books.ledger.close_lease("L1", "done")
-    books.ledger.add_correction(Correction("c1", "L1", "credit", -PICO, "USD", START + NS_PER_SECOND, "credit note"))
-    books.ledger.add_correction(Correction("c2", "L1", "rollout", 7, "USD", START, "rounding", "s1", "t1", 1))
+    books.ledger.leases.close("L1", "done")
+    books.ledger.corrections.add(Correction("c1", "L1", "credit", -PICO, "USD", START + NS_PER_SECOND, "credit note"))
+    books.ledger.corrections.add(Correction("c2", "L1", "rollout", 7, "USD", START, "rounding", "s1", "t1", 1))
     books.lease("L2", "spotted", purchase="spot", resource_id="i-0abc")
     books.trial("L2", "t1", 1)
-    books.ledger.close_lease("L2", "done")
+    books.ledger.leases.close("L2", "done")
     books.lease("L3", "power", cards=1, purchase="own", watts=Decimal(350))
     books.trial("L3", "t3", 0.5, cards=1)
-    books.ledger.close_lease("L3", "done")
+    books.ledger.leases.close("L3", "done")
     books.lease("L4", "deal", cards=2)
     books.trial("L4", "t4", 0.25, cards=2)
-    books.ledger.close_lease("L4", "done")
+    books.ledger.leases.close("L4", "done")
     return books.lines()
 
 
@@ -133,18 +133,18 @@ def everything(books, full) -> Attribution:
     )
     books.lease("L5", "box", tags={"commitment": "cb"}, region="eu-1")
     books.trial("L5", "t5", 4)
-    books.ledger.close_lease("L5", "done")
+    books.ledger.leases.close("L5", "done")
     books.clock.advance_seconds(6 * HOUR)
     books.lease("L6", "saved", cards=1, purchase="savings_plan", tags={"commitment": "sp-1"})
     books.trial("L6", "t6", 1, cards=1)
-    set_state(books.ledger, Change("L6", "stopped", books.clock.utc), RULES)
+    set_state(books.ledger, StateChange("L6", "stopped", books.clock.utc), RULES)
     books.clock.advance_seconds(HOUR)
-    books.ledger.close_lease("L6", "done")
+    books.ledger.leases.close("L6", "done")
     for number, sku in enumerate(("disk", "sent", "asked", "setup")):
         one = MeteredResource(sku, "L1", sku, "on_demand", "", "list", Decimal(3), START, START + HOUR * 10**9)
         metered.add_resource(books.ledger, one, BOOK.in_force(sku, START), ())
         category = ("fee", "refund", "storage", "fx")[number]
-        books.ledger.add_correction(Correction(f"k{number}", "L1", category, number + 1, "USD", START, "by hand"))
+        books.ledger.corrections.add(Correction(f"k{number}", "L1", category, number + 1, "USD", START, "by hand"))
     record_invoice(books.ledger, "sha256", {"L2": [(START, books.clock.utc)]}, "R-17")
     return books.lines()
 
@@ -286,7 +286,7 @@ def test_commitments_name_their_commitment_and_the_effective_price(books):
 
 
 def test_an_unpriced_lease_is_an_error_and_never_a_cost_of_zero(books):
-    books.ledger.open_lease(Lease("L9", "i-9", "m", "nothing", "cloud", 1, "USD", None))
+    books.ledger.leases.open(Lease("L9", "i-9", "m", "nothing", "cloud", 1, "USD", None))
     books.clock.advance_seconds(60)
     with pytest.raises(MissingPriceError, match=r"lease L9.*python -m cost prices add nothing"):
         list(focus.rows(books.lines()))

@@ -32,9 +32,9 @@ def place(tmp_path) -> str:
 
 @pytest.fixture
 def books(ledger, make_lease):
-    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
-    ledger.attach("L1", "s1")
-    ledger.start_usage(KEY, "s1", Decimal(8), {})
+    ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
+    ledger.leases.attach("L1", "s1")
+    ledger.usages.start(KEY, "s1", Decimal(8), {})
     return ledger
 
 
@@ -51,7 +51,7 @@ def test_a_busy_machine_that_is_looked_after_is_no_alert(books, clock):
 
 
 def test_a_machine_that_is_looked_after_but_idle_for_an_hour_is_an_alert_with_its_cost(books, clock):
-    books.end_usage(KEY, "COMPLETED")
+    books.usages.end(KEY, "COMPLETED")
     clock.advance(IDLE_NS - 1)
     books.heartbeat("L1")
     assert look(books, clock).alert is None
@@ -71,7 +71,7 @@ def test_a_machine_whose_driver_is_silent_is_an_alert_even_if_it_seems_busy(book
 def test_what_a_machine_has_cost_is_what_the_report_says_tax_and_corrections_included(books, clock):
     taxed = PriceBook((replace(ROW, tax_rate=Decimal("0.19")),))
     clock.advance(3 * HOUR * 10**9 + 7)
-    books.add_correction(Correction("c1", "L1", "credit", -5, "USD", clock.utc, "note"))
+    books.corrections.add(Correction("c1", "L1", "credit", -5, "USD", clock.utc, "note"))
     (held,) = lease_statuses(books, taxed, clock.utc, rules=RULES)
     assert held.cost is not None
     assert held.cost.pico == grouped_report(books, taxed, ReportScope(by="machine"), clock.utc, rules=RULES).total_pico
@@ -79,14 +79,14 @@ def test_what_a_machine_has_cost_is_what_the_report_says_tax_and_corrections_inc
 
 
 def test_a_machine_given_back_is_no_alert(books, clock):
-    books.end_usage(KEY, "COMPLETED")
-    books.detach("L1", "s1", "done")
+    books.usages.end(KEY, "COMPLETED")
+    books.leases.detach("L1", "s1", "done")
     clock.advance_seconds(1000 * HOUR)
     held = look(books, clock)
     assert (held.alert, held.unheard_since_ns, held.idle_since_ns) == (None, None, None)
 
 
 def test_an_unpriced_machine_is_an_alert_without_a_number(ledger, make_lease, clock):
-    ledger.open_lease(make_lease(sku="unheard-of", price_hash=None))
+    ledger.leases.open(make_lease(sku="unheard-of", price_hash=None))
     clock.advance_seconds(HOUR)
     assert "UNPRICED a day" in (look(ledger, clock).alert or "")

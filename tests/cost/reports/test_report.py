@@ -79,11 +79,11 @@ def book() -> PriceBook:
 @pytest.fixture
 def held(ledger, make_lease):
     def hold(lease_id="L1", sweeps=("s1",), **changes):
-        ledger.open_lease(
+        ledger.leases.open(
             make_lease(lease_id, **{"sku": "box", "provider": "cloud", "price_hash": row().hash, **changes})
         )
         for sweep in sweeps:
-            ledger.attach(lease_id, sweep)
+            ledger.leases.attach(lease_id, sweep)
         return ledger
 
     return hold
@@ -99,13 +99,13 @@ def test_startup_trials_idle_and_teardown_sum_to_the_lease(any_database, held, c
     clock.advance_seconds(HOUR)
     keys = [UsageKey("L1", "t1", 1), UsageKey("L1", "t2", 1)]
     for key in keys:
-        ledger.start_usage(key, "s1", Decimal(4), {})
+        ledger.usages.start(key, "s1", Decimal(4), {})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(keys[0], "COMPLETED")
+    ledger.usages.end(keys[0], "COMPLETED")
     clock.advance_seconds(HOUR)
-    ledger.end_usage(keys[1], "COMPLETED")
+    ledger.usages.end(keys[1], "COMPLETED")
     clock.advance_seconds(HOUR)
-    ledger.detach("L1", "s1", "done")
+    ledger.leases.detach("L1", "s1", "done")
     clock.advance_seconds(50 * HOUR)
     report = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
     assert whole_hours(report) == {"t1": 4, "t2": 8, "startup": 8, "idle": 4, "teardown": 8}
@@ -120,9 +120,9 @@ def test_startup_trials_idle_and_teardown_sum_to_the_lease(any_database, held, c
 def test_a_trial_is_split_by_phase_and_the_rest_is_other(held, clock, book):
     ledger = held()
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(8), {})
-    ledger.add_phases(key, 1, {"rollout": 8 * 900 * NS_PER_SECOND, "train": 8 * 450 * NS_PER_SECOND})
-    ledger.add_phases(key, 2, {"rollout": 8 * 900 * NS_PER_SECOND})
+    ledger.usages.start(key, "s1", Decimal(8), {})
+    ledger.usages.add_phases(key, 1, {"rollout": 8 * 900 * NS_PER_SECOND, "train": 8 * 450 * NS_PER_SECOND})
+    ledger.usages.add_phases(key, 2, {"rollout": 8 * 900 * NS_PER_SECOND})
     clock.advance_seconds(HOUR)
     (trial,) = sweep_report(ledger, book, "s1", clock.utc, rules=RULES).rows
     assert trial.categories == {"rollout": pico_of(4), "train": pico_of(1), "other": pico_of(3)}
@@ -134,18 +134,18 @@ def test_work_after_the_last_checkpoint_of_an_attempt_that_died_is_lost(any_data
     ledger = held(price_hash=row("6").hash)
     first, second = UsageKey("L1", "t1", 1), UsageKey("L1", "t1", 2)
     minute = 8 * 60 * NS_PER_SECOND
-    ledger.start_usage(first, "s1", Decimal(8), {})
-    ledger.add_phases(first, 1, {"startup": 5 * minute})
-    ledger.add_phases(first, 2, {"train": 10 * minute})
-    ledger.add_phases(first, 3, {"checkpoint": 5 * minute})
-    ledger.add_phases(first, 4, {"train": 20 * minute})
+    ledger.usages.start(first, "s1", Decimal(8), {})
+    ledger.usages.add_phases(first, 1, {"startup": 5 * minute})
+    ledger.usages.add_phases(first, 2, {"train": 10 * minute})
+    ledger.usages.add_phases(first, 3, {"checkpoint": 5 * minute})
+    ledger.usages.add_phases(first, 4, {"train": 20 * minute})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(first, "FAILED")
-    ledger.start_usage(second, "s1", Decimal(8), {})
-    ledger.add_phases(second, 1, {"startup": 15 * minute})
-    ledger.add_phases(second, 2, {"train": 45 * minute})
+    ledger.usages.end(first, "FAILED")
+    ledger.usages.start(second, "s1", Decimal(8), {})
+    ledger.usages.add_phases(second, 1, {"startup": 15 * minute})
+    ledger.usages.add_phases(second, 2, {"train": 45 * minute})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(second, "COMPLETED")
+    ledger.usages.end(second, "COMPLETED")
     (trial,) = sweep_report(ledger, book, "s1", clock.utc, rules=RULES).rows
     in_minutes = {kind: Decimal(pico) / pico_of(Decimal("0.1")) for kind, pico in trial.categories.items()}
     assert in_minutes == {"startup": 5, "train": 55, "checkpoint": 5, "lost_work": 40, "recovery": 15}
@@ -155,28 +155,28 @@ def test_work_after_the_last_checkpoint_of_an_attempt_that_died_is_lost(any_data
 def test_steps_done_by_an_attempt_that_was_pruned_are_not_lost(held, clock, book):
     ledger = held()
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(8), {})
-    ledger.add_phases(key, 1, {"train": 8 * HOUR * NS_PER_SECOND})
+    ledger.usages.start(key, "s1", Decimal(8), {})
+    ledger.usages.add_phases(key, 1, {"train": 8 * HOUR * NS_PER_SECOND})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(key, "PRUNED")
+    ledger.usages.end(key, "PRUNED")
     assert list(sweep_report(ledger, book, "s1", clock.utc, rules=RULES).rows[0].categories) == ["train"]
 
 
 def test_a_lease_shared_by_two_sweeps_is_the_sum_of_both_and_of_what_is_unassigned(held, clock, book):
     ledger = held(sweeps=(), opened_by="hand")
     clock.advance_seconds(HOUR)
-    ledger.attach("L1", "s1")
-    ledger.attach("L1", "s2")
+    ledger.leases.attach("L1", "s1")
+    ledger.leases.attach("L1", "s2")
     clock.advance_seconds(HOUR)
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(6), {})
+    ledger.usages.start(key, "s1", Decimal(6), {})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(key, "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+    ledger.usages.end(key, "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     clock.advance_seconds(HOUR)
-    ledger.detach("L1", "s2", "done")
+    ledger.leases.detach("L1", "s2", "done")
     clock.advance_seconds(HOUR)
-    ledger.close_lease("L1", "by hand")
+    ledger.leases.close("L1", "by hand")
     first, second = (sweep_report(ledger, book, s, clock.utc, rules=RULES) for s in ("s1", "s2"))
     assert whole_hours(first) == {"t1": 6, "startup": 4, "idle": 1}
     assert whole_hours(second) == {"startup": 4 + 1 + 8}
@@ -199,7 +199,7 @@ def test_fractions_of_one_card_share_it(held, clock):
     book = PriceBook((row("1", cards=1),))
     ledger = held(cards=1, price_hash=row("1", cards=1).hash)
     for number in range(3):
-        ledger.start_usage(UsageKey("L1", f"t{number}", 1), "s1", Decimal("0.333333"), {})
+        ledger.usages.start(UsageKey("L1", f"t{number}", 1), "s1", Decimal("0.333333"), {})
     clock.advance_seconds(HOUR)
     report = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
     assert {r.name: r.pico for r in report.rows} == {**{f"t{n}": 333_333_000_000 for n in range(3)}, "idle": 10**6}
@@ -208,10 +208,10 @@ def test_fractions_of_one_card_share_it(held, clock):
 def test_what_rounding_up_adds_is_a_category(held, clock, book):
     ledger = held()
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(8), {})
+    ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(45 * 60)
-    ledger.end_usage(key, "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+    ledger.usages.end(key, "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     report = sweep_report(ledger, book, "s1", clock.utc, rules=(rule(granularity_s=HOUR),))
     assert whole_hours(report) == {"t1": 6, "billing_increment": 2}
 
@@ -220,9 +220,9 @@ def test_a_price_that_changes_mid_run_is_charged_at_the_price_in_force(held, clo
     spot = (row("0.20", end="2026-01-01T08:00:00Z"), row("0.37", start="2026-01-01T08:00:00Z"))
     ledger = held(price_hash=spot[0].hash)
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(8), {})
+    ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(10 * HOUR)
-    ledger.end_usage(key, "COMPLETED")
+    ledger.usages.end(key, "COMPLETED")
     report = sweep_report(ledger, PriceBook(spot), "s1", clock.utc, rules=RULES)
     assert report.total_pico == pico_of(Decimal("0.20") * 8 + Decimal("0.37") * 2)
 
@@ -262,13 +262,13 @@ def test_tax_on_top_is_a_row_of_its_own(held, clock):
 def test_a_correction_changes_the_total_by_itself_and_is_marked(any_database, held, clock, book):
     ledger = held()
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(8), {})
+    ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(key, "COMPLETED")
-    ledger.add_correction(
+    ledger.usages.end(key, "COMPLETED")
+    ledger.corrections.add(
         Correction("c1", "L1", "credit", -pico_of(2), "USD", clock.utc, "credit note", sweep_id="s1", trial_id="t1")
     )
-    ledger.add_correction(Correction("c2", "L1", "fee", pico_of(1), "USD", clock.utc, "set-up fee", sweep_id="s1"))
+    ledger.corrections.add(Correction("c2", "L1", "fee", pico_of(1), "USD", clock.utc, "set-up fee", sweep_id="s1"))
     report = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
     assert whole_hours(report) == {"t1": 6, "fee": 1}
     assert "corrected" in report.trials[0].flags
@@ -279,10 +279,10 @@ def test_an_interval_across_two_drivers_and_an_estimated_end_are_flagged(held, c
 
     ledger = held()
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(8), {})
+    ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(HOUR)
     with Ledger.open(place, clock) as other:
-        other.end_usage(key, "LOST", end_estimated=True)
+        other.usages.end(key, "LOST", end_estimated=True)
     assert sweep_report(ledger, book, "s1", clock.utc, rules=RULES).trials[0].flags == ("end_estimated", "wall")
 
 
@@ -292,13 +292,13 @@ def awkward(held, clock, count=7):
     for number in range(count):
         key = UsageKey("L1", f"t{number}", 1)
         labels = {"stage": "smoke", "state": "COMPLETED", "acc": "0.5", "lr": "1e-05", "steps": "20"}
-        ledger.start_usage(key, "s1", Decimal(1), labels)
-        ledger.add_phases(key, 1, {"train": 17 * NS_PER_SECOND // 3, "rollout": 7_654_321_987})
+        ledger.usages.start(key, "s1", Decimal(1), labels)
+        ledger.usages.add_phases(key, 1, {"train": 17 * NS_PER_SECOND // 3, "rollout": 7_654_321_987})
     clock.advance(123_456_789_123)
     for number in range(count):
-        ledger.end_usage(UsageKey("L1", f"t{number}", 1), "COMPLETED")
+        ledger.usages.end(UsageKey("L1", f"t{number}", 1), "COMPLETED")
     clock.advance(7_777_777_777)
-    ledger.detach("L1", "s1", "done")
+    ledger.leases.detach("L1", "s1", "done")
     return ledger
 
 
@@ -365,7 +365,7 @@ def test_small_amounts_are_shown_and_large_ones_have_four_places(held, clock):
 def test_a_lease_that_ended_is_charged_in_full_whenever_it_is_looked_at(held, clock, book):
     ledger = held()
     clock.advance_seconds(HOUR)
-    ledger.detach("L1", "s1", "done")
+    ledger.leases.detach("L1", "s1", "done")
     assert sweep_report(ledger, book, "s1", clock.utc - 1800 * NS_PER_SECOND, rules=RULES).total_pico == pico_of(8)
 
 
@@ -382,7 +382,7 @@ def test_a_machine_that_never_came_up_costs_nothing(ledger, make_lease, clock, b
     """A lease is opened when the machine is confirmed to run, not when it is asked for."""
     clock.advance_seconds(100 * HOUR)
     assert attribute(ledger, book, clock.utc, rules=RULES).lines == ()
-    ledger.open_lease(make_lease(sku="box", provider="cloud", price_hash=row().hash))
+    ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=row().hash))
     clock.advance_seconds(HOUR)
     lines = attribute(ledger, book, clock.utc, rules=RULES).lines
     assert sum(line.pico for line in lines) == pico_of(8)
@@ -391,7 +391,7 @@ def test_a_machine_that_never_came_up_costs_nothing(ledger, make_lease, clock, b
 def test_a_machine_that_its_provider_took_back_early_is_free_where_the_rule_says_so(held, clock, book):
     ledger = held()
     clock.advance_seconds(HOUR - 1)
-    ledger.close_lease("L1", "taken_back")
+    ledger.leases.close("L1", "taken_back")
     waiver = (rule(interruption_waiver_s=HOUR),)
     assert sweep_report(ledger, book, "s1", clock.utc, rules=waiver).total_pico == 0
     assert sweep_report(ledger, book, "s1", clock.utc, rules=RULES).total_pico > 0
@@ -400,7 +400,7 @@ def test_a_machine_that_its_provider_took_back_early_is_free_where_the_rule_says
 def test_a_machine_that_its_user_gave_back_early_is_charged(held, clock, book):
     ledger = held()
     clock.advance_seconds(HOUR - 1)
-    ledger.detach("L1", "s1", "interrupted")
+    ledger.leases.detach("L1", "s1", "interrupted")
     waiver = (rule(interruption_waiver_s=HOUR),)
     assert sweep_report(ledger, book, "s1", clock.utc, rules=waiver).total_pico > 0
 
@@ -408,10 +408,10 @@ def test_a_machine_that_its_user_gave_back_early_is_charged(held, clock, book):
 def test_card_hours_count_every_card_that_is_held_whatever_it_does(held, clock, book):
     ledger = held()
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(6), {})
-    ledger.add_phases(key, 1, {"train": 2 * HOUR * NS_PER_SECOND})
+    ledger.usages.start(key, "s1", Decimal(6), {})
+    ledger.usages.add_phases(key, 1, {"train": 2 * HOUR * NS_PER_SECOND})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(key, "COMPLETED")
+    ledger.usages.end(key, "COMPLETED")
     report = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
     assert [r.card_hours for r in report.rows] == [6, 2]
     assert sum(r.card_hours for r in report.rows) == 8
@@ -420,15 +420,15 @@ def test_card_hours_count_every_card_that_is_held_whatever_it_does(held, clock, 
 def test_closing_twice_writes_one_row_and_bills_once(held, clock, book):
     ledger = held()
     key = UsageKey("L1", "t1", 1)
-    ledger.start_usage(key, "s1", Decimal(8), {})
+    ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(HOUR)
-    ledger.end_usage(key, "COMPLETED")
-    ledger.detach("L1", "s1", "done")
+    ledger.usages.end(key, "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
     before = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
     clock.advance_seconds(HOUR)
-    ledger.end_usage(key, "COMPLETED")
-    ledger.detach("L1", "s1", "done")
-    ledger.close_lease("L1", "done")
+    ledger.usages.end(key, "COMPLETED")
+    ledger.leases.detach("L1", "s1", "done")
+    ledger.leases.close("L1", "done")
     after = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
     assert (after.total_pico, after.rows) == (before.total_pico, before.rows)
 
@@ -461,10 +461,10 @@ def test_the_forecast_of_a_trials_first_attempt_is_in_its_columns_to_the_last_di
     said = ({"forecast_p50": "0.012345678901 USD", "forecast_p90": "0.02 USD"}, {"forecast_p50": "9 USD"}, {})
     for number, labels in enumerate(said, 1):
         key = UsageKey("L1", "t1", number)
-        ledger.start_usage(key, "s1", Decimal(8), {"stage": "smoke", **labels})
+        ledger.usages.start(key, "s1", Decimal(8), {"stage": "smoke", **labels})
         clock.advance_seconds(60)
-        ledger.end_usage(key, "PREEMPTED" if number < 3 else "COMPLETED")
-    ledger.start_usage(UsageKey("L1", "t2", 1), "s1", Decimal(8), {"stage": "smoke"})
+        ledger.usages.end(key, "PREEMPTED" if number < 3 else "COMPLETED")
+    ledger.usages.start(UsageKey("L1", "t2", 1), "s1", Decimal(8), {"stage": "smoke"})
     clock.advance_seconds(60)
     report = sweep_report(ledger, book, "s1", clock.utc, rules=RULES)
     first, second, *_ = csv.DictReader(io.StringIO(csv_text(report)))
@@ -479,7 +479,7 @@ def test_a_forecast_is_converted_with_the_costs_it_stands_beside(held, clock, bo
     rate = "{base: USD, quote: EUR, rate: '0.5', day: 2025-12-31, source: bank, day_read: 2026-01-01}"
     (tmp_path / "fx.yaml").write_text(f"rates:\n  - {rate}\n", encoding="utf-8")
     ledger = held()
-    ledger.start_usage(UsageKey("L1", "t1", 1), "s1", Decimal(8), {"forecast_p50": "3 USD"})
+    ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(8), {"forecast_p50": "3 USD"})
     clock.advance_seconds(HOUR)
     scope = ReportScope(by="trial", currency="EUR")
     report = grouped_report(ledger, PriceBook(book.rows, str(tmp_path)), scope, clock.utc, rules=RULES)
@@ -493,7 +493,7 @@ def test_a_forecast_that_is_no_amount_with_a_currency_is_refused_when_it_is_writ
 
     ledger, key = held(), UsageKey("L1", "t1", 1)
     with pytest.raises(LedgerError, match="label forecast_p50"):
-        ledger.start_usage(key, "s1", Decimal(8), {"forecast_p50": text})
-    ledger.start_usage(key, "s1", Decimal(8), {})
+        ledger.usages.start(key, "s1", Decimal(8), {"forecast_p50": text})
+    ledger.usages.start(key, "s1", Decimal(8), {})
     with pytest.raises(LedgerError, match="label forecast_p90"):
-        ledger.set_labels(key, {"forecast_p90": text})
+        ledger.usages.set_labels(key, {"forecast_p90": text})

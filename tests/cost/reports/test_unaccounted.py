@@ -41,11 +41,11 @@ def lease(lease_id: str, **changes) -> Lease:
 def hold(books, lease_id: str, hours: int, how: str = "done", **changes) -> None:
     """A sweep holds the machine for some hours and leaves it; nothing happens for as long afterwards."""
     ledger, clock = books
-    ledger.open_lease(lease(lease_id, **changes))
-    ledger.remember_prices([ROW])
-    ledger.attach(lease_id, f"sweep-{lease_id}")
+    ledger.leases.open(lease(lease_id, **changes))
+    ledger.price_archive.add([ROW])
+    ledger.leases.attach(lease_id, f"sweep-{lease_id}")
     clock.advance(hours * HOUR_NS)
-    ledger.detach(lease_id, f"sweep-{lease_id}", how)
+    ledger.leases.detach(lease_id, f"sweep-{lease_id}", how)
     clock.advance(hours * HOUR_NS)
 
 
@@ -79,8 +79,8 @@ def test_between_two_leases_it_is_entered_to_the_cent_and_nobodys(books):
     assert unaccounted.record_lease(ledger, "one") == "one+"
     assert named(books)[0][0] == "two"
     assert billed_hours(books) == pytest.approx(3 + 3 + 1)
-    state = ledger.lease_state("one+")
-    assert (state.to_ns, state.lease.opened_by) == (ledger.lease_state("two").from_ns, "hand")
+    state = ledger.leases.get("one+")
+    assert (state.to_ns, state.lease.opened_by) == (ledger.leases.get("two").from_ns, "hand")
     with pytest.raises(LedgerError, match="no time after lease one is unaccounted for"):
         unaccounted.record_lease(ledger, "one")
 
@@ -90,13 +90,13 @@ def test_a_machine_that_is_still_held_is_held_on_and_the_next_sweep_comes_to_it(
     ledger, clock = books
     assert unaccounted.record_lease(ledger, "one") == "one+"
     assert named(books) == []
-    held = ledger.open_lease_of("box")
+    held = ledger.leases.open_on("box")
     assert held is not None
     assert held.lease.lease_id == "one+"
-    ledger.attach("one+", "later")
+    ledger.leases.attach("one+", "later")
     clock.advance(HOUR_NS)
-    ledger.detach("one+", "later", "done")
-    assert ledger.lease_state("one+").to_ns is None, "a hand has opened it"
+    ledger.leases.detach("one+", "later", "done")
+    assert ledger.leases.get("one+").to_ns is None, "a hand has opened it"
     assert billed_hours(books) == pytest.approx(2 + 2 + 1)
 
 
@@ -133,7 +133,7 @@ def test_what_its_provider_took_what_is_ones_own_and_what_is_simulated_is_not_as
 def test_a_lease_that_begins_where_the_other_ended_leaves_no_gap(books):
     hold(books, "one", 1)
     ledger, _ = books
-    ledger.open_lease(dataclasses.replace(lease("two"), from_ns=ledger.lease_state("one").to_ns))
+    ledger.leases.open(dataclasses.replace(lease("two"), from_ns=ledger.leases.get("one").to_ns))
     assert named(books) == []
 
 

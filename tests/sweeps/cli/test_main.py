@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from cost.ledger.events import EventStore
 from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import sweep_lock
 from rl.spec import SetLr, StepReport, Stop
@@ -40,7 +41,7 @@ def test_trials_that_somebody_gives_up_are_cancelled_and_never_started(tmp_path)
     sweep.run()
     states = [t.state for t in sweep.journal.record.trials.values()]
     assert states == [TrialState.COMPLETED, TrialState.CANCELLED, TrialState.CANCELLED]
-    assert len(sweep.ledger.usages()) == 1
+    assert len(sweep.ledger.usages.find()) == 1
     assert sweep.journal.record.unfinished == []
 
 
@@ -59,7 +60,7 @@ def test_a_running_trial_that_is_given_up_is_stopped_at_its_next_word(tmp_path):
     sweep.host.on_ended(attempt, STOP_OUTCOMES[command.kind], command.text)
     sweep.host.on_released(attempt, True)
     assert sweep.journal.record.trials[running].state is TrialState.CANCELLED
-    assert sweep.ledger.usages()[0].outcome == "CANCELLED"
+    assert sweep.ledger.usages.find()[0].outcome == "CANCELLED"
     assert sweep.host.done()
 
 
@@ -71,7 +72,7 @@ def test_a_sweep_that_somebody_stops_can_go_on(tmp_path):
     record = sweep.journal.record
     assert next(t.state for t in record.trials.values()) is TrialState.PREEMPTED
     assert len(record.unfinished) == 3
-    commands = [e.body["command"] for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "command"]
+    commands = [e.body["command"] for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "command"]
     assert {(c["kind"], c["text"]) for c in commands} == {("requested", "asked for")}
 
 
@@ -157,18 +158,18 @@ def test_a_resume_reads_once_what_was_said_before_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep.journal, "end_attempt", die)
     with pytest.raises(KeyboardInterrupt):
         sweep.run()
-    whole, read = Ledger.events, []
+    whole, read = EventStore.read, []
 
-    def events(ledger: Ledger, *arguments, **named):
-        for event in whole(ledger, *arguments, **named):
+    def events(store: EventStore, *arguments, **named):
+        for event in whole(store, *arguments, **named):
             read.append(event.kind)
             yield event
 
     with Ledger.open(tmp_path / "ledger.db", sweep.clock) as ledger:
-        written = sum(e.kind == "messages" for e in ledger.events("sweep:smoke-test-1"))
-        for usage in ledger.usages():
-            ledger.end_usage(usage.key, "LOST")
-        monkeypatch.setattr(Ledger, "events", events)
+        written = sum(e.kind == "messages" for e in ledger.events.read("sweep:smoke-test-1"))
+        for usage in ledger.usages.find():
+            ledger.usages.end(usage.key, "LOST")
+        monkeypatch.setattr(EventStore, "read", events)
         earlier = earlier_sweeps(sweep.cfg, tmp_path)
         plan = make_plan(sweep.cfg)
         known = to_go_on_with(sweep.cfg, plan, tmp_path, earlier)

@@ -116,7 +116,7 @@ def billed(case: Case, held_ns: int) -> Fraction:
 def longest_silence_ns(sweep: PaidSweep) -> int:
     """The longest that a trainer took from one word to the next, and to write a checkpoint after it."""
     kinds = (StepReport, EvalReport, CheckpointWritten)
-    said = [w.message for e in sweep.ledger.events("sweep:smoke-test-1") for w in messages_in(e)]
+    said = [w.message for e in sweep.ledger.events.read("sweep:smoke-test-1") for w in messages_in(e)]
     longest = max((m.wall_ns for m in said if isinstance(m, kinds)), default=0)
     started = max((sum(m.phase_card_ns.values()) // m.cards for m in said if isinstance(m, Started)), default=0)
     writing = max((m.wall_ns for m in said if isinstance(m, CheckpointWritten)), default=0)
@@ -132,7 +132,7 @@ def test_no_number_of_trials_at_once_overshoots_a_budget_by_more_than_it_takes_t
     price = f"{case.cents_per_hour / 100:.2f}"
     book = a_book(folder / "book", price=price, granularity_s=case.granularity_s, ahead=case.ahead)
     sweep = a_paid_sweep(folder, book=book, cfg=configured(base, case, folder)).run()
-    (lease,) = sweep.ledger.leases()
+    (lease,) = sweep.ledger.leases.find()
     assert lease.to_ns is not None
     cost = billed(case, lease.to_ns - lease.from_ns)
     per_ns = Fraction(case.cards * case.cents_per_hour * PICO, 100 * 3600 * 10**9)
@@ -141,7 +141,7 @@ def test_no_number_of_trials_at_once_overshoots_a_budget_by_more_than_it_takes_t
     assert sweep.cfg.budget.sweep_limit is not None
     limit = sweep.cfg.budget.sweep_limit.pico
     assert cost <= limit + unheard + granule
-    assert sweep.ledger.reservations() == []
+    assert sweep.ledger.reservations.find_open() == []
     found = Spending(sweep.ledger, book, ["sweep:smoke-test-1"], simulated=True)
     found.look(sweep.ledger.now_ns())
     assert found.spent("sweep:smoke-test-1", "USD") == math.floor(cost)

@@ -53,7 +53,7 @@ def test_a_sweep_without_room_for_one_trial_is_refused_before_it_holds_a_machine
     assert "python -m cost budget --set 'stage:smoke=AMOUNT CURRENCY', then python sweep.py +stage=smoke" in said
     assert "resume=never" not in said.partition("Go on:")[2]
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        assert len(ledger.leases()) == 1
+        assert len(ledger.leases.find()) == 1
         assert load(ledger, sweep_ids(ledger)[-1]).ended == "budget"
     assert budgets(tmp_path)["stage:smoke"]["spent"] == spent
     budgets(tmp_path, "stage:smoke=none")
@@ -89,8 +89,8 @@ def test_a_paused_sweep_that_is_interrupted_leaves_closed_books_and_can_be_resum
     paused = ("budget.at_limit=pause", "budget.sweep_limit=0.0001 USD")
     assert a_run(*paused) == EXIT_INTERRUPTED
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        assert not ledger.leases(only_open=True)
-        assert ledger.reservations() == []
+        assert not ledger.leases.find(only_open=True)
+        assert ledger.reservations.find_open() == []
     assert a_run() == EXIT_OK
 
 
@@ -98,13 +98,13 @@ def test_a_machine_that_a_killed_driver_left_is_given_back_when_its_sweep_is_ref
     assert a_run("budget.sweep_limit=0.0001 USD") == EXIT_BUDGET
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         (sweep_id,) = sweep_ids(ledger)
-        before = ledger.leases()[0].lease
+        before = ledger.leases.find()[0].lease
         left = dataclasses.replace(before, lease_id="left", from_ns=None)
     clock = FakeClock(utc=10**9 * 2_000_000_000)
     with Ledger.open(tmp_path / "ledger.db", clock) as ledger:
-        ledger.open_lease(left)
-        ledger.attach("left", sweep_id)
+        ledger.leases.open(left)
+        ledger.leases.attach("left", sweep_id)
     assert a_run("budget.sweep_limit=0.0001 USD") == EXIT_BUDGET
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        assert not ledger.leases(only_open=True)
-        assert len(ledger.leases()) == 2
+        assert not ledger.leases.find(only_open=True)
+        assert len(ledger.leases.find()) == 2

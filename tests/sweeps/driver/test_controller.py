@@ -31,7 +31,7 @@ def test_every_trial_of_the_plan_ends_completed_with_each_step_once(tmp_path):
 def test_the_whole_plan_is_in_the_journal_before_the_first_attempt(tmp_path):
     sweep = a_sweep(tmp_path)
     sweep.run()
-    kinds = [e.kind for e in sweep.ledger.events("sweep:smoke-test-1")]
+    kinds = [e.kind for e in sweep.ledger.events.read("sweep:smoke-test-1")]
     assert kinds[0] == "sweep_planned"
     assert kinds.index("sweep_planned") < kinds.index("attempt_started")
 
@@ -43,7 +43,7 @@ def test_the_state_is_the_replay_of_the_journal(tmp_path):
 
 def test_one_card_holds_one_attempt_at_a_time(tmp_path):
     sweep = a_sweep(tmp_path).run()
-    usages = sorted(sweep.ledger.usages(), key=lambda u: u.from_ns)
+    usages = sorted(sweep.ledger.usages.find(), key=lambda u: u.from_ns)
     assert len(usages) == 3
     for before, after in itertools.pairwise(usages):
         assert before.to_ns is not None
@@ -52,14 +52,14 @@ def test_one_card_holds_one_attempt_at_a_time(tmp_path):
 
 def test_eight_cards_run_their_trials_side_by_side(tmp_path):
     sweep = a_sweep(tmp_path, "machine=h100x8", "search.trials=8").run()
-    starts = {u.from_ns for u in sweep.ledger.usages()}
+    starts = {u.from_ns for u in sweep.ledger.usages.find()}
     assert len(starts) == 1
-    assert {u.cards for u in sweep.ledger.usages()} == {Decimal(1)}
+    assert {u.cards for u in sweep.ledger.usages.find()} == {Decimal(1)}
 
 
 def test_max_concurrent_holds_where_more_cards_are_free(tmp_path):
     sweep = a_sweep(tmp_path, "machine=h100x8", "search.trials=8", "search.max_concurrent=2").run()
-    edges = sorted(edge for u in sweep.ledger.usages() for edge in [(u.from_ns, 1), (u.to_ns, -1)])
+    edges = sorted(edge for u in sweep.ledger.usages.find() for edge in [(u.from_ns, 1), (u.to_ns, -1)])
     running = peak = 0
     for _, change in edges:
         running += change
@@ -91,7 +91,7 @@ def test_a_trial_that_crashes_or_hangs_too_often_is_failed_and_the_others_go_on(
         assert said in trial.attempts[0].message.lower()
     verdict = metric_gate(sweep.journal.record, 20, sweep.cfg.gate)
     assert not verdict.open
-    assert not any(u.to_ns is None for u in sweep.ledger.usages())
+    assert not any(u.to_ns is None for u in sweep.ledger.usages.find())
 
 
 @pytest.mark.parametrize(("fault", "outcome"), [("crash_at_step", "crashed"), ("hang_at_step", "hung")])
@@ -117,7 +117,7 @@ def test_each_crash_waits_twice_as_long_as_the_one_before(tmp_path):
 def test_what_waits_to_be_tried_again_is_planned_and_leaves_the_card_to_others(tmp_path):
     fault = ("trainer.simulated.crash_at_step=5", "retry.backoff_seconds=600")
     sweep = a_sweep(tmp_path, *fault).run()
-    usages = sorted(sweep.ledger.usages(), key=lambda u: u.from_ns)
+    usages = sorted(sweep.ledger.usages.find(), key=lambda u: u.from_ns)
     assert [u.key.attempt for u in usages] == [1, 1, 1, 2, 2, 2]
     assert {u.outcome for u in usages if u.key.attempt == 1} == {"FAILED"}
 
@@ -147,7 +147,7 @@ def test_preemptions_are_limited_only_where_somebody_limits_them(tmp_path):
 
 def test_a_raised_rate_is_a_command_in_the_journal_and_happens_once(tmp_path):
     sweep = a_sweep(tmp_path, "search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]").run()
-    told = [e.body["command"] for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "command"]
+    told = [e.body["command"] for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "command"]
     raises = [c for c in told if c["type"] == "set_lr" and c["lr"] > sweep.cfg.algorithm.lr]
     assert len(raises) <= 1
     assert all(c["type"] == "set_lr" for c in told)
@@ -161,7 +161,7 @@ def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(t
     sweep.host.stop(Stop(StopKind.INTERRUPTED))
     sweep.host.abandon(AttemptOutcome.INTERRUPTED, "ended by the sweep")
     assert next(t.state for t in sweep.journal.record.trials.values()) is TrialState.PREEMPTED
-    assert all(u.to_ns is not None for u in sweep.ledger.usages())
+    assert all(u.to_ns is not None for u in sweep.ledger.usages.find())
     assert sweep.host.done()
 
 

@@ -91,7 +91,7 @@ def test_a_driver_killed_with_nine_leaves_a_timer_that_takes_the_machine_down_an
     until(lambda: not timer.is_running() or timer.status() == psutil.STATUS_ZOMBIE)
     assert "is dead: cpu was released" in log.read_text()
     with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
-        assert all(state.to_ns is not None and state.released for state in ledger.leases())
+        assert all(state.to_ns is not None and state.released for state in ledger.leases.find())
     assert "the driver was silent for 2 s" in module(tmp_path, "sweeps", "show", "--root", str(tmp_path)).stdout
 
 
@@ -131,7 +131,7 @@ def test_it_never_fires_while_the_driver_lives_however_silent_it_is(tmp_path):
         journal, lease_id = begin(tmp_path, ledger)
 
         def end_in_order() -> None:
-            ledger.detach(lease_id, SWEEP, "done")
+            ledger.leases.detach(lease_id, SWEEP, "done")
             journal.append(DriverEnded(DriverEnd.DONE))
 
         told = watched(tmp_path, Time((1000, end_in_order)))
@@ -146,7 +146,7 @@ def test_another_driver_that_goes_on_with_the_sweep_is_heard_and_counted_from(tm
         told = watched(tmp_path, clock)
         assert "was released" in told[-1]
         assert 160 <= clock.now < 200
-        assert ledger.lease_state(lease_id).released
+        assert ledger.leases.get(lease_id).released
 
 
 def test_it_does_nothing_after_an_end_in_order_whose_machine_was_kept_for_a_reason(tmp_path):
@@ -210,7 +210,7 @@ def test_what_lies_on_the_machine_only_keeps_the_timer_from_taking_it_down(tmp_p
         (tmp_path / SWEEP / "config.yaml").write_text("x: 1\n")
         told = watched(tmp_path, Time())
         assert "NOT released" in told[-1]
-        assert ledger.lease_state(lease_id).to_ns is None
-        assert "the driver was silent" in str([e.body for e in ledger.events(f"sweep:{SWEEP}")][-1])
+        assert ledger.leases.get(lease_id).to_ns is None
+        assert "the driver was silent" in str([e.body for e in ledger.events.read(f"sweep:{SWEEP}")][-1])
         assert load(ledger, SWEEP).ended is None
     assert not (tmp_path / "gone").exists()

@@ -24,7 +24,9 @@ def test_the_plan_uses_the_time_measured_on_this_machine(tmp_path):
     time = measured([sweep.journal.record], sweep.cfg)
     assert time is not None
     assert "smoke-test-1" in time.source
-    took = (max(u.to_ns or 0 for u in sweep.ledger.usages()) - min(u.from_ns for u in sweep.ledger.usages())) / 1e9
+    took = (
+        max(u.to_ns or 0 for u in sweep.ledger.usages.find()) - min(u.from_ns for u in sweep.ledger.usages.find())
+    ) / 1e9
     assert sweep_seconds(make_plan(sweep.cfg), sweep.cfg, time) == pytest.approx(took, rel=0.15)
 
 
@@ -109,14 +111,14 @@ def test_a_trial_is_forecast_from_measured_steps_and_the_report_has_the_forecast
     assert time is not None
     forecast = {t.trial_id: forecast_labels(first.cfg, pricing, t, time) for t in make_plan(first.cfg).trials}
     second = a_sweep(tmp_path / "second", forecast=lambda trial: forecast[trial.trial_id]).run()
-    second.ledger.detach("lease-1", "smoke-test-1", "done")
+    second.ledger.leases.detach("lease-1", "smoke-test-1", "done")
     report = sweep_report(second.ledger, PriceBook(()), "smoke-test-1", second.clock.utc)
     for trial in report.trials:
         p50, p90 = (Money.parse(trial.labels[name]) for name in FORECASTS)
         assert Money.parse("0 USD") < p50 < p90
         assert forecast[trial.trial_id].items() <= trial.labels.items()
     # The simulated machine's steps vary little: the forecast is near what the same trials took.
-    took = {u.key.trial_id: Decimal((u.to_ns or 0) - u.from_ns) for u in second.ledger.usages()}
+    took = {u.key.trial_id: Decimal((u.to_ns or 0) - u.from_ns) for u in second.ledger.usages.find()}
     hour = pricing.per_hour.amount / second.cfg.machine.cards if pricing.per_hour else Decimal(0)
     for trial in report.trials:
         cost = took[trial.trial_id] / (3600 * 10**9) * hour

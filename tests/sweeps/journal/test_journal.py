@@ -87,7 +87,7 @@ def test_every_way_of_reading_gives_the_same_state_at_every_moment(tmp_path, fau
     with Ledger.open(tmp_path / "other.db", clock) as other:
         for event in events:
             clock.advance(event.at_ns - clock.utc)
-            other.append_events(STREAM_PREFIX + SWEEP, [NewEvent(event.kind, event.body, event.key)])
+            other.events.append_all(STREAM_PREFIX + SWEEP, [NewEvent(event.kind, event.body, event.key)])
             so_far = list(sweep_events(other, SWEEP))
             assert load(other, SWEEP) == replay(SWEEP, so_far)
 
@@ -153,7 +153,7 @@ def test_words_outlive_a_transaction_that_failed(running):
     journal.flush()
     assert [w.sequence for e in sweep_events(running.ledger, SWEEP) for w in messages_in(e)] == [0, 1]
     assert load(running.ledger, SWEEP) == journal.record
-    assert "warning" not in running.ledger.event_kinds(STREAM_PREFIX + SWEEP)
+    assert "warning" not in running.ledger.events.kinds(STREAM_PREFIX + SWEEP)
 
 
 def test_what_another_process_writes_between_is_taken_in_in_its_place(running):
@@ -210,13 +210,13 @@ def test_a_word_keeps_text_that_no_encoding_has(tmp_path):
     odd = CheckpointWritten(1, "/models/\udce9t\u00e9", 1, 1, {"checkpoint": 1})
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         two = tuple(record_message("t1", 1, number, number, odd) for number in range(2))
-        ledger.append_events("odd", [encode(MessagesReported(two), "k")])
-        assert [w.message for e in ledger.events("odd") for w in messages_in(e)] == [odd, odd]
+        ledger.events.append_all("odd", [encode(MessagesReported(two), "k")])
+        assert [w.message for e in ledger.events.read("odd") for w in messages_in(e)] == [odd, odd]
 
 
 def test_numbers_that_another_version_spelt_otherwise_are_the_same_event(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        ledger.append_events("s", [NewEvent("word", '{"lr":1e-05}', "k")])
-        assert ledger.append_events("s", [NewEvent("word", '{"lr":1e-5}', "k")]) == []
-        with pytest.raises(IntegrityError, match="written before"):
-            ledger.append_events("s", [NewEvent("word", '{"lr":2e-5}', "k")])
+        ledger.events.append_all("s", [NewEvent("word", '{"lr":1e-05}', "k")])
+        assert ledger.events.append_all("s", [NewEvent("word", '{"lr":1e-5}', "k")]) == []
+        with pytest.raises(IntegrityError, match="exists with other content"):
+            ledger.events.append_all("s", [NewEvent("word", '{"lr":2e-5}', "k")])

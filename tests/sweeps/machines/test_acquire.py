@@ -39,7 +39,7 @@ def configuration(folder: Path, *more: str):
 
 def leases(folder: Path):
     with Ledger.open(folder / "runs" / "ledger.db", create=False, read_only=True) as ledger:
-        return ledger.leases()
+        return ledger.leases.find()
 
 
 def test_the_machine_is_released_after_the_last_trial(tmp_path, capsys):
@@ -111,9 +111,9 @@ def test_a_machine_that_another_sweep_is_releasing_is_refused(tmp_path):
     run(configuration(tmp_path, 'machine.down="exit 1"', "machine.down_unsaved=true"))
     ledger = tmp_path / "runs" / "ledger.db"
     with Ledger.open(ledger) as opened:
-        (state,) = opened.leases()
+        (state,) = opened.leases.find()
         last_ns = max(
-            event.at_ns for event in opened.events(release_requests.STREAM)
+            event.at_ns for event in opened.events.read(release_requests.STREAM)
         )  # by the sweep's clock, which ran ahead
     with Ledger.open(ledger, FakeClock(utc=last_ns + 1)) as opened:
         release_requests.note_requested(opened, state.lease.lease_id, "down")

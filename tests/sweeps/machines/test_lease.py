@@ -11,7 +11,7 @@ import pytest
 from cost.charges.chargeback import Chargeback, chargebacks_by_sweep, set_required_names
 from cost.charges.power import STREAM
 from cost.ledger.ledger import Ledger
-from cost.ledger.machine_states import Change, set_state
+from cost.ledger.machine_states import StateChange, set_state
 from cost.prices.billing import load_rules
 from sweeps.config.build import compose
 from sweeps.config.types import ConfigError
@@ -31,7 +31,7 @@ def ledger(tmp_path: Path):
 
 def test_a_lease_has_owner_project_cost_centre_and_tags(ledger):
     cfg = compose(["+stage=smoke", *CHARGED])
-    lease = ledger.lease_state(attach_to_machine(cfg, ledger, "s1", find_price(cfg))).lease
+    lease = ledger.leases.get(attach_to_machine(cfg, ledger, "s1", find_price(cfg))).lease
     assert (lease.owner, lease.project, dict(lease.tags)) == ("ann", "ladder", {"cost_center": "k17", "team": "rl"})
 
 
@@ -48,27 +48,27 @@ def test_an_ended_sweep_is_detached_when_the_next_one_attaches(ledger):
         lease_id = attach_to_machine(cfg, ledger, sweep_id, find_price(cfg))
         if event:
             Journal(ledger, sweep_id).append(event)
-    assert ledger.lease_state(lease_id).sweeps == ("s2",)
+    assert ledger.leases.get(lease_id).sweeps == ("s2",)
     attach_to_machine(cfg, ledger, "s3", find_price(cfg))
-    assert ledger.lease_state(lease_id).sweeps == ("s2", "s3"), "the driver of s2 has not ended"
+    assert ledger.leases.get(lease_id).sweeps == ("s2", "s3"), "the driver of s2 has not ended"
 
 
 def test_the_power_draw_is_the_last_measured_one_or_the_configured_one(ledger):
     cfg = compose(["+stage=smoke", "machine.watts=65"])
     pricing = find_price(cfg)
     lease_id = attach_to_machine(cfg, ledger, "s1", pricing)
-    assert ledger.lease_state(lease_id).lease.watts == 65
-    ledger.append_event(STREAM, "measured", {"instance_id": machine_instance(cfg, "s1"), "watts": "311.5"}, "1")
-    ledger.detach(lease_id, "s1", "done")
-    assert ledger.lease_state(attach_to_machine(cfg, ledger, "s2", pricing)).lease.watts == Decimal("311.5")
+    assert ledger.leases.get(lease_id).lease.watts == 65
+    ledger.events.append(STREAM, "measured", {"instance_id": machine_instance(cfg, "s1"), "watts": "311.5"}, "1")
+    ledger.leases.detach(lease_id, "s1", "done")
+    assert ledger.leases.get(attach_to_machine(cfg, ledger, "s2", pricing)).lease.watts == Decimal("311.5")
     simulated = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, name="simulated"))
-    assert ledger.lease_state(attach_to_machine(simulated, ledger, "s3", pricing)).lease.watts == 65
+    assert ledger.leases.get(attach_to_machine(simulated, ledger, "s3", pricing)).lease.watts == 65
 
 
 def test_a_stopped_lease_is_refused_with_the_command_that_starts_it(ledger):
     cfg = compose(["+stage=smoke"])
     lease_id = attach_to_machine(cfg, ledger, "s1", find_price(cfg))
-    set_state(ledger, Change(lease_id, "stopped", ledger.now_ns()), load_rules())
+    set_state(ledger, StateChange(lease_id, "stopped", ledger.now_ns()), load_rules())
     with pytest.raises(ConfigError, match=rf"machine=cpu: lease {lease_id} is stopped since .*leases start {lease_id}"):
         attach_to_machine(cfg, ledger, "s2", find_price(cfg))
     assert set(chargebacks_by_sweep(ledger)) == {"s1"}, "nothing of the refused sweep was written"
@@ -85,4 +85,4 @@ def test_a_sweep_without_a_required_name_or_with_an_unknown_commitment_opens_no_
     cfg = compose(["+stage=smoke", "+budget.tags.commitment=cb-9"])
     with pytest.raises(ConfigError, match=r"budget.tags.commitment: there is no commitment 'cb-9'"):
         attach_to_machine(cfg, ledger, "s1", find_price(cfg))
-    assert ledger.leases() == []
+    assert ledger.leases.find() == []

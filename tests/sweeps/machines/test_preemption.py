@@ -117,7 +117,7 @@ def test_a_notice_preempts_every_trial_with_a_checkpoint(tmp_path):
     assert {t.state for t in trials} == {TrialState.PREEMPTED}
     assert all(t.checkpoint and t.checkpoint.step == t.summary.step for t in trials)
     assert all("notice: soon" in t.attempts[-1].message for t in trials)
-    assert all(u.to_ns is not None for u in sweep.ledger.usages())
+    assert all(u.to_ns is not None for u in sweep.ledger.usages.find())
     assert sweep.host.done()
 
 
@@ -136,7 +136,7 @@ def test_a_sweep_that_gets_notice_exits_130_responds_why_and_can_be_resumed(tmp_
     assert "terminate at noon" in text
     assert "Resume:" in text
     with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
-        assert [state.how for state in ledger.leases()] == ["taken_back"], "some providers then bill less"
+        assert [state.how for state in ledger.leases.find()] == ["taken_back"], "some providers then bill less"
         record = load(ledger, sweep_ids(ledger)[0])
     assert (record.ended, len(record.unfinished)) == ("interrupted", 3)
 
@@ -157,7 +157,7 @@ def test_sigterm_preempts_trials_with_a_checkpoint(tmp_path, tracking, monkeypat
     assert "Stopping (the driver received SIGTERM)" in capsys.readouterr().out
     with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
         (trial,) = load(ledger, sweep_ids(ledger)[0]).trials.values()
-        assert [state.how for state in ledger.leases()] == ["interrupted"]
+        assert [state.how for state in ledger.leases.find()] == ["interrupted"]
     assert trial.state is TrialState.PREEMPTED
     assert trial.checkpoint is not None
     assert trial.checkpoint.step == trial.summary.step == 1

@@ -49,7 +49,7 @@ def test_a_successful_command_releases_the_machine_and_closes_the_lease_as_relea
     text = release.release(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [])
     assert (tmp_path / "gone").exists()
     assert "was released" in text
-    state = ledger.lease_state(lease_id)
+    state = ledger.leases.get(lease_id)
     assert state.to_ns is not None
     assert state.released
     assert release_requests.unconfirmed(ledger) == {}
@@ -75,7 +75,7 @@ def test_an_unconfirmed_release_stays_visible_until_the_lease_is_closed_by_hand(
     assert "RELEASE_UNCONFIRMED" in text
     assert "Its lease stays open and costs 2.69 USD an hour" in text
     assert "exit code 3: no such pod" in text
-    assert ledger.lease_state(lease_id).to_ns is None
+    assert ledger.leases.get(lease_id).to_ns is None
     listed = module(tmp_path, "cost", "leases", "list", "--root", str(tmp_path)).stdout
     assert f"RELEASE_UNCONFIRMED: lease {lease_id} goes on: exit code 3" in listed
     row = json.loads(module(tmp_path, "cost", "leases", "list", "--json", "--root", str(tmp_path)).stdout)["leases"][0]
@@ -83,7 +83,7 @@ def test_an_unconfirmed_release_stays_visible_until_the_lease_is_closed_by_hand(
     assert row["release"].startswith("RELEASE_UNCONFIRMED")
     assert "RELEASE_UNCONFIRMED" in module(tmp_path, "sweeps", "status", "--root", str(tmp_path)).stdout
     assert "RELEASE_UNCONFIRMED" in module(tmp_path, "cost", "report", "--root", str(tmp_path)).stdout
-    ledger.close_lease(lease_id, "by hand", released=True)
+    ledger.leases.close(lease_id, "by hand", released=True)
     assert release_requests.unconfirmed(ledger) == {}
 
 
@@ -103,23 +103,23 @@ def test_what_lies_on_the_machine_only_keeps_it_unless_text_otherwise_or_its_dis
     assert "NOT released" in text
     assert "the checkpoint of t1 at step 20" in text
     assert not (tmp_path / "gone").exists()
-    assert ledger.lease_state(lease_id).to_ns is None
+    assert ledger.leases.get(lease_id).to_ns is None
     stopped = release.release(
         machine(down="stop"), ledger, lease_id, "s1", ["x"], stop_machine=lambda *_: release.ReleaseOutcome(False, "?")
     )
     assert "was requested and is not confirmed" in stopped
     release.release(dataclasses.replace(command, down_unsaved=True), ledger, lease_id, "s1", ["x"])
     assert (tmp_path / "gone").exists()
-    assert ledger.lease_state(lease_id).released
+    assert ledger.leases.get(lease_id).released
 
 
 def test_a_machine_that_another_sweep_uses_is_not_released(leased, tmp_path):
     ledger, lease_id = leased
-    ledger.attach(lease_id, "s2")
+    ledger.leases.attach(lease_id, "s2")
     text = release.release(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [])
     assert "s2 uses it" in text
     assert not (tmp_path / "gone").exists()
-    assert ledger.lease_state(lease_id).sweeps == ("s2",)
+    assert ledger.leases.get(lease_id).sweeps == ("s2",)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_refused_request_leaves_the_lease_open(leased):
         )
     assert "RELEASE_UNCONFIRMED" in text
     assert "not allowed" in text
-    assert ledger.lease_state(lease_id).to_ns is None
+    assert ledger.leases.get(lease_id).to_ns is None
 
 
 @pytest.mark.parametrize(
@@ -194,15 +194,15 @@ def test_the_machine_is_released_except_after_an_interruption_or_by_its_provider
 
 def test_without_down_a_rented_machine_is_text_with_its_price_and_own_hardware_is_not(leased):
     ledger, lease_id = leased
-    state = ledger.lease_state(lease_id)
+    state = ledger.leases.get(lease_id)
     rented = compose(RENTED)
     lease = dataclasses.replace(state.lease, purchase="on_demand")
     text = release.still_running_text(rented, dataclasses.replace(state, lease=lease), "2.69 USD")
     assert "runpod-h100 at runpod" in text
     assert "2.69 USD an hour" in text
     assert "extend" not in text, "its lease is open"
-    ledger.detach(lease_id, "s1", "done")
-    left = dataclasses.replace(ledger.lease_state(lease_id), lease=lease)
+    ledger.leases.detach(lease_id, "s1", "done")
+    left = dataclasses.replace(ledger.leases.get(lease_id), lease=lease)
     assert f"python -m cost leases extend {lease_id}" in release.still_running_text(rented, left, "2.69 USD")
     taken = dataclasses.replace(left, how="taken_back")
     assert "taken back by runpod" in release.still_running_text(rented, taken, "2.69 USD")
@@ -214,14 +214,14 @@ def test_a_sweep_that_attaches_during_the_release_keeps_the_lease_open(leased):
     ledger, lease_id = leased
 
     def stop(*_: object) -> release.ReleaseOutcome:
-        ledger.attach(lease_id, "s2")
-        ledger.start_usage(UsageKey(lease_id, "t1", 1), "s2", Decimal(1), {})
+        ledger.leases.attach(lease_id, "s2")
+        ledger.usages.start(UsageKey(lease_id, "t1", 1), "s2", Decimal(1), {})
         return release.ReleaseOutcome(True, "its command exited with 0")
 
     text = release.release(machine(down="true"), ledger, lease_id, "s1", [], stop_machine=stop)
     assert "RELEASE_UNCONFIRMED" in text
     assert "trial t1 attempt 1 of sweep s2 is still open" in text
-    assert ledger.lease_state(lease_id).to_ns is None
+    assert ledger.leases.get(lease_id).to_ns is None
 
 
 def test_the_last_line_of_machine_up_is_the_ray_address_if_it_is_one():

@@ -33,7 +33,7 @@ def finished(tmp_path_factory) -> Sweep:
     sweep = a_sweep(
         folder, "search.lr_scaling=[clip_frac]", "trainer.simulated.preempt_at_step=15", price=the_price()
     ).run()
-    sweep.ledger.detach("lease-1", SWEEP, "done")
+    sweep.ledger.leases.detach("lease-1", SWEEP, "done")
     sweep.journal.append(GateVerdict("metric", (GateCheck("finite numbers", False, "loss"),), simulated=True))
     sweep.journal.append(DriverEnded(DriverEnd.DONE))
     return sweep

@@ -83,7 +83,7 @@ def test_where_nothing_tells_what_a_trial_costs_the_first_one_runs_alone_until_i
     limit = f"budget.sweep_limit={cents(10_000)}"
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", limit, book=book).run()
     assert sweep.states == ["COMPLETED"] * 4
-    starts = sorted(u.from_ns for u in sweep.ledger.usages())
+    starts = sorted(u.from_ns for u in sweep.ledger.usages.find())
     assert 30e9 < starts[1] - starts[0] < 45e9
     assert starts[1:] == [starts[1]] * 3
 
@@ -92,7 +92,7 @@ def test_a_time_that_was_measured_before_lets_all_start_at_once(tmp_path, book):
     time = StepTime(0.1125, 44.0, "measured before", 1.2)
     limit = f"budget.sweep_limit={cents(10_000)}"
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", limit, book=book, time=time).run()
-    assert len({u.from_ns for u in sweep.ledger.usages()}) == 1
+    assert len({u.from_ns for u in sweep.ledger.usages.find()}) == 1
 
 
 def test_a_bound_is_reserved_before_a_trial_starts_used_up_as_it_runs_and_free_when_it_ends(tmp_path, book):
@@ -104,7 +104,7 @@ def test_a_bound_is_reserved_before_a_trial_starts_used_up_as_it_runs_and_free_w
         started.append(attempt)
     assert len(started) == 2
     assert reserved(sweep) == {a.trial_id: 100 * CARD_SECOND for a in started}
-    told = [e.body for e in sweep.ledger.events("sweep:smoke-test-1") if e.kind == "attempt_started"]
+    told = [e.body for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "attempt_started"]
     assert [(b["reserved"], b["reserved_by"]) for b in told] == [("1 USD", "budget.trial_bound")] * 2
     sweep.clock.advance_seconds(10)
     sweep.host.on_tick()
@@ -232,7 +232,7 @@ def test_half_four_fifths_and_nearly_all_are_each_told_once_in_a_sweeps_life(tmp
         first.host.on_tick()
     assert [text.split("%")[0] for text in first.view.said] == ["budget: sweep smoke-test-1: 50 "]
     first.host.abandon(AttemptOutcome.INTERRUPTED, "ended")
-    first.ledger.detach(first.ledger.leases()[0].lease.lease_id, "smoke-test-1", "interrupted")
+    first.ledger.leases.detach(first.ledger.leases.find()[0].lease.lease_id, "smoke-test-1", "interrupted")
     second = a_paid_sweep(tmp_path, *FOUR, limit, f"budget.trial_bound={cents(1)}", book=book, clock=first.clock)
     for seconds in (10, 10, 75, 10, 40):
         second.clock.advance_seconds(seconds)
@@ -265,7 +265,7 @@ def test_a_pause_ends_with_the_month_where_the_limit_is_the_months(tmp_path, boo
     limits = ("budget.at_limit=pause", f"budget.month_limit={cents(100)}", f"budget.trial_bound={cents(90)}")
     sweep = a_paid_sweep(tmp_path, *ONE, "search.trials=2", *limits, book=book, clock=clock).run()
     assert sweep.states == ["COMPLETED"] * 2
-    second = sorted(u.from_ns for u in sweep.ledger.usages())[1]
+    second = sorted(u.from_ns for u in sweep.ledger.usages.find())[1]
     assert second == instant_ns("2026-02-01T00:00:00Z")
 
 
@@ -276,8 +276,8 @@ def test_a_reservation_of_a_driver_that_died_is_free_once_its_usage_is_closed(tm
     assert attempt is not None
     first.host.on_granted(attempt)
     assert reserved(first) != {}
-    for usage in first.ledger.usages(only_open=True):
-        first.ledger.end_usage(usage.key, "LOST", at_ns=usage.last_heartbeat_ns, end_estimated=True)
+    for usage in first.ledger.usages.find(only_open=True):
+        first.ledger.usages.end(usage.key, "LOST", at_ns=usage.last_heartbeat_ns, end_estimated=True)
     assert reserved(first) == {}
 
 
@@ -313,7 +313,7 @@ def test_two_sweeps_that_share_a_stages_budget_do_not_both_take_the_last_of_it(t
     assert of_b is not None
     a.host.on_granted(of_a)
     b.host.on_granted(of_b)
-    assert [(r.sweep_id, r.amount) for r in b.ledger.reservations()] == [("smoke-a-1", _usd(100))]
+    assert [(r.sweep_id, r.amount) for r in b.ledger.reservations.find_open()] == [("smoke-a-1", _usd(100))]
     told = b.purse.verdict(of_b.trial_id)
     assert told is not None
     assert "another sweep was quicker: stage smoke" in told.text
@@ -335,11 +335,11 @@ def test_a_sweep_that_goes_on_counts_what_its_machine_cost_while_no_driver_was_t
     first.host.on_granted(attempt)
     first.clock.advance_seconds(30)
     first.host.on_tick()
-    lease_id = first.ledger.leases()[0].lease.lease_id
-    for usage in first.ledger.usages(only_open=True):  # killed here; another driver closes its books a minute later
-        first.ledger.end_usage(usage.key, "LOST", at_ns=usage.last_heartbeat_ns, end_estimated=True)
+    lease_id = first.ledger.leases.find()[0].lease.lease_id
+    for usage in first.ledger.usages.find(only_open=True):  # killed; another driver closes its usages later
+        first.ledger.usages.end(usage.key, "LOST", at_ns=usage.last_heartbeat_ns, end_estimated=True)
     first.clock.advance_seconds(60)
-    first.ledger.close_lease(lease_id, "killed")
+    first.ledger.leases.close(lease_id, "killed")
     first.clock.advance_seconds(3600)
     again = a_paid_sweep(
         tmp_path,

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.clock import FakeClock
+from cost.ledger.events import EventStore
 from cost.ledger.ledger import Ledger
 from rl.trainers.simulated_curves import State, accuracy, progress_per_step
 from sweeps.cli.main import app
@@ -98,7 +99,7 @@ def test_each_point_runs_with_every_seed_and_the_last_point_with_the_remaining_t
 def test_trials_that_run_at_once_have_different_points(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=16", "machine=h100x8", *SMALL).run()
     assert len({lr for _, lr in proposals(sweep)}) == 16
-    assert sum(u.from_ns == min(v.from_ns for v in sweep.ledger.usages()) for u in sweep.ledger.usages()) == 8
+    assert sum(u.from_ns == min(v.from_ns for v in sweep.ledger.usages.find()) for u in sweep.ledger.usages.find()) == 8
 
 
 def test_running_trials_are_running_in_the_study(tmp_path):
@@ -163,15 +164,15 @@ class Killed(BaseException):
 def killed_at(sweep: Sweep, write: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Run until the n-th write to the journal, which fails; False if the sweep ended before."""
     counter = itertools.count(1)
-    whole = Ledger.append_events
+    whole = EventStore.append_all
 
-    def append(ledger: Ledger, *arguments, **named):
+    def append(store: EventStore, *arguments, **named):
         if next(counter) >= write:
             raise Killed
-        return whole(ledger, *arguments, **named)
+        return whole(store, *arguments, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "append_events", append)
+        patched.setattr(EventStore, "append_all", append)
         with contextlib.suppress(Killed):
             sweep.run()
             return False
@@ -182,9 +183,9 @@ def resumed(sweep: Sweep, folder: Path) -> Sweep:
     """The sweep as the same command resumes it in another process, a minute later."""
     cfg, clock = sweep.cfg, FakeClock(utc=sweep.clock.utc_ns() + 60 * 10**9)
     ledger = Ledger.open(folder / "ledger.db", clock)
-    for usage in ledger.usages():  # as `close_dead` does when the process is gone
+    for usage in ledger.usages.find():  # as `close_dead` does when the process is gone
         if usage.to_ns is None:
-            ledger.end_usage(usage.key, "PREEMPTED")
+            ledger.usages.end(usage.key, "PREEMPTED")
     journal = Journal(ledger, SWEEP)
     end_lost_attempts(journal)
     settings = {"cards": cfg.machine.cards, "view": Silent(), "sweep_dir": folder}
@@ -276,6 +277,6 @@ def test_another_sampler_seed_proposes_other_points(tmp_path):
 def test_the_cost_report_shows_the_varied_keys(tmp_path):
     only = ("search.space.rollout.temperature=[0.8]", "search.prompts_per_step=[8]", "search.lr_scaling=[hold]")
     sweep = a_sweep(tmp_path, *only, "stage.steps=2").run()
-    (usage,) = sweep.ledger.usages()
+    (usage,) = sweep.ledger.usages.find()
     assert usage.labels["varied"] == "temperature=0.8"
     assert usage.labels["seed"] == "0"

@@ -315,7 +315,7 @@ def test_a_pruned_trial_is_neither_completed_nor_failed_and_is_not_resumed(tmp_p
         assert [a.outcome for a in trial.attempts] == ["pruned"]
         assert trial.attempts[0].message == trial.pruned
     assert record.left == 0
-    assert {u.outcome for u in sweep.ledger.usages()} == {"COMPLETED", "PRUNED"}
+    assert {u.outcome for u in sweep.ledger.usages.find()} == {"COMPLETED", "PRUNED"}
     steps = next(c for c in metric_gate(record, 4, sweep.cfg.gate).checks if c.name == "all steps done")
     assert steps.ok
     assert f"{len(pruned)} ended early" in steps.reason

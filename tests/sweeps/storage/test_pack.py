@@ -164,7 +164,7 @@ def test_a_sweep_that_went_on_at_both_places_is_refused(home, archive, tmp_path)
     for root, text in ((home, "here"), (box, "there")):
         with Ledger.open(root / "ledger.db") as ledger:
             (sweep_id,) = sweep_ids(ledger)
-            ledger.append_event(f"sweep:{sweep_id}", "warning", {"text": text}, f"warning:{text}")
+            ledger.events.append(f"sweep:{sweep_id}", "warning", {"text": text}, f"warning:{text}")
     before = all_rows(home / "ledger.db")
     told = sweeps("merge", box / "ledger.db", "--root", home, fails=True)
     assert "grew on both sides" in told
@@ -286,9 +286,9 @@ def test_what_runs_is_not_taken_along(home, tmp_path):
     from cost.records import Lease, UsageKey
 
     with Ledger.open(home / "ledger.db") as ledger:
-        ledger.open_lease(Lease("L", "this-host", "cpu", "electricity", "own", 1, "USD", None))
-        ledger.attach("L", "smoke-x")
-        ledger.start_usage(UsageKey("L", "a-trial", 1), "smoke-x", Decimal(1), {})
+        ledger.leases.open(Lease("L", "this-host", "cpu", "electricity", "own", 1, "USD", None))
+        ledger.leases.attach("L", "smoke-x")
+        ledger.usages.start(UsageKey("L", "a-trial", 1), "smoke-x", Decimal(1), {})
         told = sweeps("pack", "--root", home, "--out", tmp_path / "box.tar", fails=True)
         assert "a-trial/1 of smoke-x" in told
         assert "pack when they have ended" in " ".join(told.split())

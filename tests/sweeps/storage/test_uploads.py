@@ -232,14 +232,14 @@ def test_a_harmed_checkpoint_is_said_and_the_one_before_it_taken(interrupted, bu
 
 def test_a_bucket_that_does_not_answer_at_a_resume_is_an_error_before_anything_is_billed(interrupted, bucket, postgres):
     with Ledger.open(postgres, create=False, read_only=True) as ledger:
-        leases = ledger.leases()
+        leases = ledger.leases.find()
     gone = config(
         Path(interrupted.paths.root), bucket, f"storage.database_url='{postgres}'", endpoint="http://127.0.0.1:9"
     )
     with pytest.raises(ConfigError, match="try again once it answers"):
         run(gone)
     with Ledger.open(postgres, create=False, read_only=True) as ledger:
-        assert ledger.leases() == leases
+        assert ledger.leases.find() == leases
 
 
 @pytest.mark.parametrize("wrong", ["bucket", "keys", "no keys"])

@@ -29,7 +29,7 @@ BUSY_SECONDS = 30.0
 """How long a writer waits for its turn."""
 
 
-class Store:
+class Database:
     """One engine, one write transaction at a time in this process, nested calls joining it.
 
     One lock guards it: a thread that writes holds it until its transaction ends, so threads take turns.
@@ -125,7 +125,7 @@ class Store:
         """
         if self.path is not None:
             return copy_sqlite(self.path, target)
-        other = Store(target, create=True, read_only=False)
+        other = Database(target, create=True, read_only=False)
         try:
             with self._translated(), self.engine.connect() as reader, other.write() as writer:
                 _copy_rows(reader.execution_options(isolation_level="REPEATABLE READ"), writer)
@@ -142,7 +142,7 @@ class Store:
         check_whole(copy)
         with tempfile.TemporaryDirectory(prefix="ledger-fill-") as folder:
             # An older copy is brought up to date on the way, and is itself left as it is.
-            source = Store(copy_sqlite(copy, Path(folder) / "ledger.db"), create=True, read_only=False)
+            source = Database(copy_sqlite(copy, Path(folder) / "ledger.db"), create=True, read_only=False)
             try:
                 with source.read() as reader, self.write() as writer:
                     self.lock(writer, "fill")
