@@ -1,4 +1,7 @@
-"""The commands for going to another machine and back: push, pack, unpack, merge."""
+"""The commands that move a sweep to another machine and back: push, pack, unpack, merge.
+
+Tested in tests/sweeps/storage/test_pack.py and test_uploads.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ Cache = Annotated[Path | None, typer.Option(help="Converted models (paths.cache)
 
 
 def add_to(app: typer.Typer) -> None:
-    """The four commands, beside those that `app` has."""
+    """Add the four commands to `app`."""
     for command, example in (
         (push, "python -m sweeps push last"),
         (pack, "python -m sweeps pack --out box.tar  |  python -m sweeps pack --out s3://team/box.tar --no-cache"),
@@ -49,7 +52,7 @@ def push(
     root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
-    """Bring a sweep's checkpoints, artifacts and a snapshot of the ledger into its bucket, now. Twice is once."""
+    """Upload a sweep's checkpoints, artifacts and a snapshot of the ledger to its bucket, now. Repeatable."""
     import dataclasses
 
     from cost.copies.s3 import bucket_of
@@ -57,8 +60,10 @@ def push(
     from cost.records import LedgerError
     from sweeps.config.overrides import CONF_DIR
     from sweeps.journal.journal import load
-    from sweeps.storage.uploads import bucket_of_sweeps, storage_of, unsaved_text
-    from sweeps.storage.uploads import push as deliver
+    from sweeps.storage.sweep_bucket import bucket_of as bucket_of_storage
+    from sweeps.storage.sweep_bucket import storage_of
+    from sweeps.storage.uploads import push as upload
+    from sweeps.storage.uploads import unsaved_text
 
     with open_ledger(root, db) as ledger:
         sweep_id = chosen(ledger, sweep)
@@ -68,28 +73,28 @@ def push(
             where = {"bucket": at.name, "prefix": at.prefix, "endpoint_url": endpoint_url, "region": region}
             storage = dataclasses.replace(storage, **where)
         if storage.bucket is None:
-            raise LedgerError(f"{sweep_id} was run with storage=local: say where to, with --to s3://bucket/prefix")
-        left = deliver(storage, ledger, sweep_id, root / sweep_id, lambda text: typer.echo(text, err=True))
-        archive(ledger, bucket_of_sweeps(storage), pricing=CONF_DIR / "pricing")
+            raise LedgerError(f"{sweep_id} was run with storage=local: name a bucket with --to s3://bucket/prefix")
+        left = upload(storage, ledger, sweep_id, root / sweep_id, lambda text: typer.echo(text, err=True))
+        archive(ledger, bucket_of_storage(storage), pricing=CONF_DIR / "pricing")
     if left:
         typer.echo(unsaved_text(sweep_id, left), err=True)
         raise typer.Exit(1)
-    typer.echo(f"{sweep_id}: everything that is on this machine is in {bucket_of_sweeps(storage).url} too")
+    typer.echo(f"{sweep_id}: everything is uploaded to {bucket_of_storage(storage).url}")
 
 
 def pack(
     out: Annotated[str, typer.Option(help="The archive: a file, or s3://bucket/NAME.tar.")] = "box.tar",
     cache: Cache = None,
-    with_cache: Annotated[bool, typer.Option("--with-cache/--no-cache", help="Take converted models along.")] = True,
+    with_cache: Annotated[bool, typer.Option("--with-cache/--no-cache", help="Include converted models.")] = True,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints/--no-checkpoints", help="Take each trial's newest checkpoint along.")
+        bool, typer.Option("--checkpoints/--no-checkpoints", help="Include each trial's newest checkpoint.")
     ] = True,
     endpoint_url: Endpoint = "",
     region: Region = "",
     root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
-    """One archive of what an empty machine needs: ledger, journals, recipes, checkpoints, caches, price book."""
+    """Write one archive for another machine: ledger, configurations, checkpoints, caches, price book."""
     from sweeps.storage.pack import pack as write
 
     with open_ledger(root, db, write=True) as ledger:
@@ -107,24 +112,24 @@ def pack(
     typer.echo(f"{packed.place}: {what}")
     for note in packed.notes:
         typer.echo(f"  {note}")
-    typer.echo(f"There:  python -m sweeps unpack {packed.place if '://' in out else Path(out).name}")
+    typer.echo(f"On the other machine:  python -m sweeps unpack {packed.place if '://' in out else Path(out).name}")
 
 
 def unpack(
-    archive: Annotated[str, typer.Argument(help="What `sweeps pack` made: a file, or s3://bucket/NAME.tar.")],
+    archive: Annotated[str, typer.Argument(help="An archive of `sweeps pack`: a file, or s3://bucket/NAME.tar.")],
     cache: Cache = None,
     take_prices: Annotated[
-        bool, typer.Option("--take-prices", help="Use the archive's price book here, in place of this one.")
+        bool, typer.Option("--take-prices", help="Replace this machine's price book with the archive's.")
     ] = False,
     endpoint_url: Endpoint = "",
     region: Region = "",
     root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
-    """Put an archive in place on this machine, so that the next stage finds its open gate. Twice is once."""
+    """Unpack an archive on this machine, so that the next stage finds its open gate. Repeatable."""
     from sweeps.storage import unpack as unpacking
 
-    with exit_on_error(), unpacking.opened(archive, root, endpoint_url=endpoint_url, region=region) as source:
+    with exit_on_error(), unpacking.open_archive(archive, root, endpoint_url=endpoint_url, region=region) as source:
         done = unpacking.unpack(
             source,
             root,
@@ -134,11 +139,11 @@ def unpack(
             name=archive,
         )
     typer.echo(f"{root}: {len(done.sweeps)} sweeps, {done.files} files put in place")
-    for path in done.left_alone:
-        typer.echo(f"  left alone, since it is another one here: {path}")
+    for path in done.not_replaced:
+        typer.echo(f"  not replaced, since it differs here: {path}")
     if done.prices is not None and not take_prices:
         names = ", ".join(done.differing_prices)
-        typer.echo(f"  its price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
+        typer.echo(f"  the archive's price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
     with open_ledger(root, db) as ledger:
         stage = _stage_above(ledger)
     plan = f"  |  python sweep.py +stage={stage} dry_run=true" if stage else ""
@@ -150,54 +155,54 @@ def merge(
         str,
         typer.Argument(help="An archive of `sweeps pack`, a ledger's file or URL, or a snapshot s3://bucket/prefix."),
     ],
-    lost: Annotated[
-        bool, typer.Option("--lost", help="That machine is gone for good: close what it had not ended.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would come in, and change nothing.")] = False,
+    lost: Annotated[bool, typer.Option("--lost", help="That machine is gone: close its open attempts.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be added, and change nothing.")] = False,
     endpoint_url: Endpoint = "",
     region: Region = "",
     root: Root = DEFAULT_ROOT,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Bring the journal and the ledger of another machine into this one: no duplicate, no gap, all or nothing."""
+    """Merge the ledger and journal of another machine into this one, without duplicates, in one transaction."""
     from cost.copies.merge import merge as merge_ledger
     from sweeps.storage import unpack as unpacking
 
     with open_ledger(root, db, write=True) as ledger, ExitStack() as stack:
         if source.endswith(".tar"):
-            given = stack.enter_context(unpacking.opened(source, root, endpoint_url=endpoint_url, region=region))
-            done = unpacking.merge_archive(ledger, given, root, lost=lost, dry=dry_run)
+            archive = stack.enter_context(
+                unpacking.open_archive(source, root, endpoint_url=endpoint_url, region=region)
+            )
+            done = unpacking.merge_archive(ledger, archive, root, lost=lost, dry=dry_run)
         else:
             other: str | Path = source
             if source.startswith("s3://"):
-                at = unpacking.snapshot(source, root, endpoint_url=endpoint_url, region=region)
+                at = unpacking.open_snapshot(source, root, endpoint_url=endpoint_url, region=region)
                 other = stack.enter_context(at)
             done = merge_ledger(ledger, other, lost=lost, dry=dry_run)
-    _tell(done, dry_run, as_json)
+    _print_merged(done, dry_run, as_json)
 
 
-def _tell(done: Merged, dry: bool, as_json: bool) -> None:
+def _print_merged(done: Merged, dry: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"added": dict(done.added), "streams": list(done.streams), "dry_run": dry}, indent=2))
         return
     if not done.added:
-        typer.echo("Everything was here already.")
+        typer.echo("Nothing to add: this ledger has everything.")
         return
     rows = ", ".join(f"{count} {table}" for table, count in sorted(done.added.items()))
-    typer.echo(f"{'Would come in' if dry else 'Came in'}: {rows}")
+    typer.echo(f"{'Would be added' if dry else 'Added'}: {rows}")
     for stream in done.streams:
         typer.echo(f"  {stream}")
     if done.closed_as_lost:
-        typer.echo(f"  {done.closed_as_lost} attempts that had no end were closed at their last heartbeat")
+        typer.echo(f"  {done.closed_as_lost} open attempts were closed at their last heartbeat")
     if done.estimates_dropped:
-        typer.echo(f"  {done.estimates_dropped} ends that it had to guess are known here, and stay as they are")
+        typer.echo(f"  {done.estimates_dropped} estimated ends were skipped: the exact ends are known here")
     if not dry:
         typer.echo("Next:  python -m cost check  |  python -m sweeps track all")
 
 
 def _stage_above(ledger: Ledger) -> str:
-    """What stands on the newest open gate; empty: none is open, or nothing does."""
+    """The stage after the newest open gate; empty: no gate is open, or it is the last stage's."""
     from sweeps.journal.journal import decisions, replay, sweep_ids
 
     for sweep_id in reversed(sweep_ids(ledger)):

@@ -14,7 +14,8 @@ from sweeps.journal.events import DriverEnd, GateVerdict, WarningIssued
 from sweeps.journal.journal import SweepRecord, TrialState
 from sweeps.machines import release
 from sweeps.protocol.gates import metric_gate
-from sweeps.storage.uploads import bucket_of_sweeps, unsaved
+from sweeps.storage.sweep_bucket import bucket_of
+from sweeps.storage.uploads import unsaved
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -41,7 +42,7 @@ def snapshot(session: Session) -> None:
     if session.cfg.storage.bucket is None:
         return
     try:
-        archive(session.ledger, bucket_of_sweeps(session.cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
+        archive(session.ledger, bucket_of(session.cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
     except (BucketError, StoreError) as error:
         session.warn(
             f"no snapshot of the ledger was made: {error}; the next sweep or `python -m cost backup --to` will"

@@ -26,7 +26,8 @@ from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep
 from sweeps.machines.cards import ray_address
 from sweeps.machines.release import rent_hint
 from sweeps.planning.plan import Plan
-from sweeps.storage.uploads import bring_back, check_bucket
+from sweeps.storage.checkpoint_restore import restore_checkpoints
+from sweeps.storage.sweep_bucket import check_bucket
 
 MOST_CHANGES = 12
 """Changed keys that a refusal lists."""
@@ -110,7 +111,7 @@ def bring_checkpoints_back(cfg: SweepConfig, journal: Journal, sweep_dir: Path, 
         ConfigError: they cannot be had now.
     """
     try:
-        bring_back(cfg.storage, journal, sweep_dir, tell=tell)
+        restore_checkpoints(cfg.storage, journal, sweep_dir, notify=tell)
     except (BucketError, OSError) as error:
         raise ConfigError(
             f"{error}. {journal.record.sweep_id} goes on from checkpoints that lie there: try again once it answers, "

@@ -1,1 +1,1 @@
-"""Checkpoints and sweeps in S3 and in archives."""
+"""Checkpoints and artifacts in S3, and archives that move a root folder to another machine."""

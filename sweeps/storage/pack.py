@@ -1,7 +1,7 @@
-"""What an empty rented machine needs, as one archive: ledger and journals, recipes, checkpoints, caches, price book.
+"""Packs a root folder into one archive for another machine: ledger, configurations, checkpoints, caches, price book.
 
-A plain tar. Its members are written once, in passing, and the last is `manifest.json` with the size and sha256 of each:
-an archive that was cut short has none. `sweeps.unpack` reads it there, and back home.
+The archive is a plain tar, written in one pass. Its last member is `manifest.json` with size and sha256 of each file,
+so a truncated archive has none. `sweeps/storage/unpack.py` reads it.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ FORMAT = 1
 
 
 class PackError(LedgerError):
-    """There is nothing to pack, or the archive cannot be written. The message says why."""
+    """There is nothing to pack, or the archive cannot be written."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What went into an archive."""
+    """The content of a written archive."""
 
     place: str
     size_bytes: int
     sweeps: tuple[str, ...]
     checkpoints: int
     notes: tuple[str, ...]
-    """What the other machine has to have besides."""
+    """What else the other machine needs."""
 
 
 def pack(
@@ -63,12 +63,12 @@ def pack(
     """Write an archive of a root folder to a file, or to `s3://bucket/NAME.tar`. `cache`: None leaves it out.
 
     Raises:
-        PackError: there is no sweep, or one runs, or the archive cannot be written.
+        PackError: there is no sweep, a trial is running, or the archive cannot be written.
         BucketError: the bucket does not answer, or refuses.
     """
-    records = _at_rest(ledger)
+    records = _ended_sweeps(ledger)
     if not records:
-        raise PackError(f"there is no sweep in the ledger at {ledger.place} yet: there is nothing to take along")
+        raise PackError(f"the ledger at {ledger.place} has no sweep: there is nothing to pack")
     if out.startswith("s3://"):
         place = bucket_of(out, endpoint_url=endpoint_url, region=region)
         if not place.prefix.endswith(".tar"):
@@ -77,7 +77,7 @@ def pack(
         with tempfile.TemporaryDirectory(prefix=".pack-", dir=root) as folder, connected(place, 5) as client:
             path = Path(folder) / "archive.tar"
             found = _write(path, ledger, records, root, cache, with_checkpoints)
-            client.upload_file(str(path), place.name, place.prefix, Config=s3_checkpoints.parts())
+            client.upload_file(str(path), place.name, place.prefix, Config=s3_checkpoints.transfer_config())
     else:
         path = Path(out)
         found = _write(path, ledger, records, root, cache, with_checkpoints)
@@ -85,19 +85,19 @@ def pack(
     return Packed(out, size, tuple(r.sweep_id for r in records), count, tuple(_notes(records, root)))
 
 
-def _at_rest(ledger: Ledger) -> list[SweepRecord]:
-    """Every sweep, with nothing running: there, it would be taken for lost. What a dead driver left open is ended.
+def _ended_sweeps(ledger: Ledger) -> list[SweepRecord]:
+    """Every sweep. Attempts of dead drivers are ended first.
 
     Raises:
-        PackError: something runs.
+        PackError: an attempt is running. On the other machine it would count as lost.
     """
     ledger.usages.close_dead()
     end_lost_attempts_of_all(ledger, [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)])
     if running := [u for u in ledger.usages.find() if u.to_ns is None]:
         some = ", ".join(f"{u.key.trial_id}/{u.key.attempt} of {u.sweep_id}" for u in running[:3])
         raise PackError(
-            f"{len(running)} attempts run by this ledger ({some}), and the other machine would take them for lost: "
-            "pack when they have ended, or interrupt their sweep"
+            f"{len(running)} attempts are running ({some}), and on the other machine they would count as lost: pack "
+            "when they have ended, or interrupt their sweep"
         )
     return [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
 
@@ -134,15 +134,15 @@ def _write(
 
 
 def _add_checkpoint(archive: _Archive, record: SweepRecord, trial_id: str, root: Path) -> bool:
-    """A trial's newest checkpoint, where it is on this disk; whether it was."""
-    written = record.trials[trial_id].checkpoint
-    if written is None:
+    """Add a trial's newest checkpoint; False if it is not on this disk."""
+    checkpoint = record.trials[trial_id].checkpoint
+    if checkpoint is None:
         return False
-    name = Path(written.path).name
+    name = Path(checkpoint.path).name
     own = root / record.sweep_id / CHECKPOINTS / trial_id / name
-    folder = Path(written.path) if Path(written.path).is_dir() else own
+    folder = Path(checkpoint.path) if Path(checkpoint.path).is_dir() else own
     try:
-        with s3_checkpoints.opened_whole(folder) as files:
+        with s3_checkpoints.open_complete(folder) as files:
             for file_name, file in files.items():
                 archive.add(f"{CHECKPOINTS}/{record.sweep_id}/{trial_id}/{name}/{file_name}", file)
     except FileNotFoundError:
@@ -151,7 +151,7 @@ def _add_checkpoint(archive: _Archive, record: SweepRecord, trial_id: str, root:
 
 
 class _Archive:
-    """A tar in the making, and what its manifest will say."""
+    """A tar that is being written, and the rows of its manifest."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
@@ -164,9 +164,9 @@ class _Archive:
     def add(self, name: str, file: BinaryIO) -> None:
         info = tarfile.TarInfo(name)
         info.size = os.fstat(file.fileno()).st_size
-        read = _Hashed(file)
-        self._tar.addfile(info, read)
-        self._rows.append({"name": name, "bytes": info.size, "sha256": read.digest.hexdigest()})
+        reader = _HashingReader(file)
+        self._tar.addfile(info, reader)
+        self._rows.append({"name": name, "bytes": info.size, "sha256": reader.digest.hexdigest()})
 
     def finish(self, sweeps: list[str]) -> None:
         made_at = instant_text(SystemClock().utc_ns())
@@ -176,8 +176,8 @@ class _Archive:
         self._tar.addfile(info, io.BytesIO(body.encode()))
 
 
-class _Hashed(io.RawIOBase):
-    """A file that is hashed as it is read."""
+class _HashingReader(io.RawIOBase):
+    """Hashes a file while it is read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
@@ -189,7 +189,7 @@ class _Hashed(io.RawIOBase):
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file below a folder by its name there; what begins with a dot is a lock, or half made."""
+    """Every file below a folder with its relative name. Names that begin with a dot are locks or incomplete files."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_file() and not path.is_symlink() and not any(p.startswith(".") for p in name.parts):
@@ -197,10 +197,10 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _notes(records: list[SweepRecord], root: Path) -> Iterator[str]:
-    """Files that sweeps read from elsewhere."""
+    """Models and tasks outside the archive that the sweeps need."""
     named = {(key, record.config.get(key, {}).get("path")) for record in records for key in ("model", "task")}
     for key, path in sorted((k, p) for k, p in named if p):
         if Path(path).expanduser().exists():
-            yield f"{key}.path={path} is not in the archive: bring it to the same place there, or name another"
+            yield f"{key}.path={path} is not in the archive: copy it to the same path there, or change {key}.path"
         else:
-            yield f"{key}.path={path} is fetched from its hub there"
+            yield f"{key}.path={path} is downloaded from its hub there"

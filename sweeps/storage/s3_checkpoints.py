@@ -1,9 +1,9 @@
-"""A sweep's checkpoints in an S3 bucket: how one lies there, which are kept, and the way back to a disk.
+"""A sweep's checkpoints in an S3 bucket: their layout, which are kept, and how they are uploaded and fetched.
 
-Each is a folder of its own below `sweeps/SWEEP/checkpoints/TRIAL/`: the files as the trainer wrote them and, last,
-`manifest.json` with the size and sha256 of each. Without a manifest there is no checkpoint; it is the first to go when
-one is deleted. Names sort in the order in which the checkpoints were reported. What is fetched is compared with its
-manifest before anybody sees it, and nothing is ever unpickled here.
+Each checkpoint is a folder below `sweeps/SWEEP/checkpoints/TRIAL/` with the files that the trainer wrote and
+`manifest.json`, which lists size and sha256 of each file. The manifest is uploaded last and deleted first: without it
+there is no checkpoint. Names sort in the order in which the checkpoints were reported. Fetched files are compared with
+the manifest before use, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from rl.trainers.simulated import MARKER as SIMULATED_MARKER
 
 MANIFEST, SWEEPS, CHECKPOINTS = "manifest.json", "sweeps", "checkpoints"
 MARKERS = frozenset({NATIVE_MARKER, SIMULATED_MARKER})
-"""One of these is among the files of a whole checkpoint: the trainer writes it last, and removes it first."""
+"""One of these files is in every complete checkpoint: the trainer writes it last and removes it first."""
 
 PART_BYTES = 16 * 2**20
-"""Larger files are sent and fetched in parts of this size, several at a time."""
+"""Larger files are uploaded and fetched in parts of this size, several at a time."""
 
 _NAME = re.compile(r"(\d+)-(\d+)-step-(\d+)")
 _PART_OF_A_PATH = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
-class NotWholeError(BucketError):
-    """What lies there is no whole checkpoint: a file is missing, shorter, or not what the manifest says."""
+class IncompleteCheckpointError(BucketError):
+    """A file of the checkpoint is missing, or differs from the manifest."""
 
 
 @dataclass(frozen=True, order=True)
 class CheckpointId:
-    """Which checkpoint of a trial: the later in its story, the larger. `sequence` is the reporting message's."""
+    """Identifies a checkpoint of a trial. Later ones are larger. `sequence` is that of the reporting message."""
 
     attempt: int
     sequence: int
@@ -64,7 +64,7 @@ class Retention:
     first: bool
 
     def keep(self, known: Collection[CheckpointId], accuracy: Mapping[int, float]) -> set[CheckpointId]:
-        """Those of `known` that stay; the newest always does. `accuracy`: of the evaluation at a step."""
+        """The checkpoints of `known` that stay; the newest always does. `accuracy`: by step of the evaluation."""
         newest_first = sorted(known, reverse=True)
         kept = set(newest_first[: max(1, self.last)])
         judged = [c for c in newest_first if c.step in accuracy]
@@ -77,7 +77,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one sweep's checkpoints lie in a bucket."""
+    """The location of one sweep's checkpoints in a bucket."""
 
     bucket: Bucket
     sweep_id: str
@@ -94,7 +94,7 @@ Found = dict[str, set[CheckpointId]]
 
 
 def stored(client: Any, place: Place) -> tuple[Found, Found]:
-    """Every checkpoint of the sweep that has a manifest, and every one that has none: somebody was ended on the way."""
+    """Every checkpoint of the sweep with a manifest, and every one without, whose upload was interrupted."""
     whole: Found = {}
     begun: Found = {}
     for key in sizes_below(client, place.bucket, *place.parts(CHECKPOINTS)):
@@ -108,11 +108,11 @@ def stored(client: Any, place: Place) -> tuple[Found, Found]:
 
 
 @contextmanager
-def opened_whole(folder: Path) -> Iterator[Mapping[str, BinaryIO]]:
-    """The files of a checkpoint on disk, open, by their name below it: from here on it may be pruned.
+def open_complete(folder: Path) -> Iterator[Mapping[str, BinaryIO]]:
+    """The open files of a complete checkpoint on disk, by name. The trainer may prune the checkpoint meanwhile.
 
     Raises:
-        FileNotFoundError: it is gone, or just being removed.
+        FileNotFoundError: the checkpoint is gone, or is being removed.
     """
     with ExitStack() as stack:
         files = {
@@ -120,14 +120,14 @@ def opened_whole(folder: Path) -> Iterator[Mapping[str, BinaryIO]]:
             for path in sorted(folder.rglob("*"))
             if path.is_file() and not path.is_symlink()
         }
-        # The marker goes first: while it is there, every file that was opened is whole, and none was missed.
+        # The marker is removed first: while it exists, all files have been opened, and all are complete.
         if not any(name in MARKERS and (folder / name).exists() for name in files):
-            raise FileNotFoundError(f"{folder} is no whole checkpoint, or no longer one")
+            raise FileNotFoundError(f"{folder} is not, or no longer, a complete checkpoint")
         yield files
 
 
-def listed(files: Mapping[str, BinaryIO]) -> list[dict[str, Any]]:
-    """Name, size and sha256 of each open file, which stands at its beginning again afterwards."""
+def manifest_rows(files: Mapping[str, BinaryIO]) -> list[dict[str, Any]]:
+    """Name, size and sha256 of each open file. Each file is rewound afterwards."""
     rows = []
     for name, file in files.items():
         digest = sha256_of(file)
@@ -137,58 +137,58 @@ def listed(files: Mapping[str, BinaryIO]) -> list[dict[str, Any]]:
 
 
 def save(client: Any, place: Place, trial_id: str, ident: CheckpointId, folder: Path) -> None:
-    """Put a checkpoint in the bucket, manifest last.
+    """Upload a checkpoint, manifest last.
 
     Raises:
-        FileNotFoundError: it is no longer on the disk.
-        BucketError: something else arrived than was sent.
+        FileNotFoundError: the checkpoint is no longer on the disk.
+        BucketError: the sizes in the bucket differ from those on the disk.
     """
     below = place.parts(CHECKPOINTS, trial_id, ident.name)
-    with opened_whole(folder) as files:
-        rows = listed(files)
+    with open_complete(folder) as files:
+        rows = manifest_rows(files)
         for name, file in files.items():
-            client.upload_fileobj(file, place.bucket.name, place.bucket.key(*below, name), Config=parts())
+            client.upload_fileobj(file, place.bucket.name, place.bucket.key(*below, name), Config=transfer_config())
     arrived = sizes_below(client, place.bucket, *below)
     for row in rows:
         if arrived.get(row["name"]) != row["bytes"]:
-            said = f"{row['bytes']} bytes were sent and {arrived.get(row['name'])} lie there"
-            raise BucketError(f"{place.url(*below[2:])}/{row['name']}: {said}")
+            sizes = f"{row['bytes']} bytes were uploaded, and the bucket has {arrived.get(row['name'])}"
+            raise BucketError(f"{place.url(*below[2:])}/{row['name']}: {sizes}")
     body = {"format": 1, "trial_id": trial_id, "step": ident.step, "folder": folder.name, "files": rows}
     put_new(client, place.bucket, place.bucket.key(*below, MANIFEST), json.dumps(body, indent=1).encode())
 
 
 def delete(client: Any, place: Place, trial_id: str, ident: CheckpointId) -> None:
-    """Remove a checkpoint, its manifest first: what is half removed is none."""
+    """Delete a checkpoint, its manifest first, so that a partly deleted one does not count."""
     below = place.parts(CHECKPOINTS, trial_id, ident.name)
     for name in sorted(sizes_below(client, place.bucket, *below), key=lambda n: n != MANIFEST):
         client.delete_object(Bucket=place.bucket.name, Key=place.bucket.key(*below, name))
 
 
 def verify(client: Any, place: Place, trial_id: str, ident: CheckpointId) -> None:
-    """Every file of a checkpoint is there in its size. Raises NotWholeError."""
+    """Check that every file of a checkpoint is in the bucket with its size. Raises IncompleteCheckpointError."""
     _manifest(client, place, trial_id, ident)
 
 
 def fetch_newest(
     client: Any, place: Place, trial_id: str, folder: Path, warn: Callable[[str], None]
 ) -> tuple[CheckpointId, Path] | None:
-    """Bring a trial's newest whole checkpoint into `folder`; None: there is none.
+    """Fetch a trial's newest complete checkpoint into `folder`; None: there is none.
 
-    One that is not what its manifest says is passed over, with a warning, for the next older one.
+    A checkpoint that differs from its manifest is skipped with a warning, and the one before it is used.
 
     Raises:
-        botocore's and boto3's errors, where the bucket does not answer.
+        botocore's and boto3's errors, when the bucket does not answer.
     """
     known = {key.partition("/")[0] for key in sizes_below(client, place.bucket, *place.parts(CHECKPOINTS, trial_id))}
     for ident in sorted(filter(None, map(CheckpointId.of, known)), reverse=True):
         try:
-            return ident, _bring(client, place, trial_id, ident, folder)
-        except NotWholeError as error:
-            warn(f"{error}; the next older one is taken")
+            return ident, _fetch(client, place, trial_id, ident, folder)
+        except IncompleteCheckpointError as error:
+            warn(f"{error}; the checkpoint before it is used")
     return None
 
 
-def _bring(client: Any, place: Place, trial_id: str, ident: CheckpointId, folder: Path) -> Path:
+def _fetch(client: Any, place: Place, trial_id: str, ident: CheckpointId, folder: Path) -> Path:
     name, rows = _manifest(client, place, trial_id, ident)
     below = place.parts(CHECKPOINTS, trial_id, ident.name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -201,10 +201,10 @@ def _bring(client: Any, place: Place, trial_id: str, ident: CheckpointId, folder
             target = partial / row["name"]
             target.parent.mkdir(parents=True, exist_ok=True)
             key = place.bucket.key(*below, row["name"])
-            client.download_file(place.bucket.name, key, str(target), Config=parts())
+            client.download_file(place.bucket.name, key, str(target), Config=transfer_config())
             check_file(target, row, f"s3://{place.bucket.name}/{key}")
         final = folder / name
-        if final.exists():  # of the same name, but not the one that the journal means
+        if final.exists():  # another checkpoint with the same name
             final = folder / f"{name}-{ident.name}"
             shutil.rmtree(final, ignore_errors=True)
         os.rename(partial, final)
@@ -214,15 +214,15 @@ def _bring(client: Any, place: Place, trial_id: str, ident: CheckpointId, folder
 
 
 def check_file(file: Path, row: Mapping[str, Any], where: str) -> None:
-    """A file is what a manifest's row says, and on the disk for good. Raises NotWholeError."""
+    """Compare a file with its row of a manifest and sync it to the disk. Raises IncompleteCheckpointError."""
     if file.stat().st_size != row["bytes"] or sha256_of(file) != row["sha256"]:
-        raise NotWholeError(f"{where} is not the file that its manifest names")
+        raise IncompleteCheckpointError(f"{where} differs from its manifest")
     with file.open("rb") as written:
         os.fsync(written.fileno())
 
 
 def _manifest(client: Any, place: Place, trial_id: str, ident: CheckpointId) -> tuple[str, list[dict[str, Any]]]:
-    """The folder's name on disk, and name, size and sha256 of each file; all of them are there in their size."""
+    """The folder's name on disk, and the manifest's rows. All files are in the bucket with their sizes."""
     from botocore.exceptions import ClientError
 
     below = place.parts(CHECKPOINTS, trial_id, ident.name)
@@ -232,32 +232,33 @@ def _manifest(client: Any, place: Place, trial_id: str, ident: CheckpointId) -> 
         body = json.loads(client.get_object(Bucket=place.bucket.name, Key=key)["Body"].read())
         folder, rows = body["folder"], checked_rows(body["files"])
         if not is_safe(folder) or "/" in folder or not MARKERS & {r["name"] for r in rows}:
-            raise ValueError("it names no checkpoint")
+            raise ValueError("the files are not those of a checkpoint")
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") not in ("NoSuchKey", "404"):
             raise
-        raise NotWholeError(f"{where} has no {MANIFEST}: it is no whole checkpoint") from error
+        raise IncompleteCheckpointError(f"{where} has no {MANIFEST}: the checkpoint is incomplete") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise NotWholeError(f"{where}/{MANIFEST} is no manifest of a checkpoint: {error!r}") from error
+        raise IncompleteCheckpointError(f"{where}/{MANIFEST} is no manifest of a checkpoint: {error!r}") from error
     there = sizes_below(client, place.bucket, *below)
     for row in rows:
         if there.get(row["name"]) != row["bytes"]:
-            said = "is missing" if row["name"] not in there else f"has {there[row['name']]} bytes, not {row['bytes']}"
-            raise NotWholeError(f"{where}/{row['name']} {said}")
+            size = there.get(row["name"])
+            problem = "is missing" if size is None else f"has {size} bytes, not {row['bytes']}"
+            raise IncompleteCheckpointError(f"{where}/{row['name']} {problem}")
     return folder, rows
 
 
 def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The files of a manifest. A name decides where a file is written, so none but plain ones are believed.
+    """The rows of a manifest, checked. A name decides where a file is written, so only safe names are accepted.
 
     Raises:
-        ValueError: a name that could lead elsewhere, or no size or sha256.
+        ValueError: an unsafe name, or no size or sha256.
     """
     found = []
     for row in rows:
         name, size, digest = row["name"], row["bytes"], row["sha256"]
         if not is_safe(name):
-            raise ValueError(f"{name!r} is no name of a file below a folder")
+            raise ValueError(f"{name!r} is no safe file name")
         if type(size) is not int or size < 0 or not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise ValueError(f"{name} has no size or sha256")
         found.append({"name": name, "bytes": size, "sha256": digest})
@@ -265,14 +266,14 @@ def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def is_safe(name: Any) -> bool:
-    """Whether a name stays below the folder it is put into."""
+    """Whether a path stays below the folder that it is relative to."""
     return isinstance(name, str) and all(
         _PART_OF_A_PATH.fullmatch(part) and set(part) != {"."} for part in PurePosixPath(name).parts or ("",)
     )
 
 
-def parts() -> Any:
-    """How large files are sent and fetched."""
+def transfer_config() -> Any:
+    """How boto3 transfers large files."""
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)

@@ -1,7 +1,9 @@
-"""An archive of `sweeps.pack` put in place on another machine, or merged into the ledger it came from.
+"""Unpacks an archive of `sweeps/storage/pack.py` on another machine, or merges it into the ledger that it came from.
 
-Nothing is believed before all of it is checked: members are plain files with plain names, written one by one below a
-folder of our own, and compared with the manifest, which comes last. Only then is anything put where it belongs.
+The whole archive is checked before any file is put in place: members must be plain files with safe names. They are
+written to a temporary folder and compared with the manifest, which comes last.
+
+Tested in tests/sweeps/storage/test_pack.py.
 """
 
 from __future__ import annotations
@@ -31,26 +33,26 @@ _MOST_MANIFEST_BYTES = 256 * 2**20
 
 
 class ArchiveError(LedgerError):
-    """It is no whole archive, or it does not fit what is here. The message says what was left alone."""
+    """The archive is incomplete, or does not fit the files here. The message names what was not changed."""
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What an archive brought."""
+    """The result of unpacking."""
 
     sweeps: tuple[str, ...]
     files: int
-    """Put in place; what was there already is not counted."""
-    left_alone: tuple[str, ...]
-    """Files that are here already, with another content."""
+    """Number of files put in place, without those that existed already."""
+    not_replaced: tuple[str, ...]
+    """Files that exist here with different content."""
     prices: Path | None
-    """Where the archive's price book lies, where it is not the one in use here."""
+    """The folder of the archive's price book, if it differs from the one in use here."""
     differing_prices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Opened:
-    """An archive whose every file was checked, below a temporary folder."""
+class OpenArchive:
+    """The checked content of an archive in a temporary folder."""
 
     folder: Path
     sweeps: tuple[str, ...]
@@ -61,11 +63,11 @@ class Opened:
 
 
 @contextmanager
-def opened(source: str, near: Path, *, endpoint_url: str = "", region: str = "") -> Iterator[Opened]:
-    """The content of an archive, a file or `s3://bucket/NAME.tar`, below a folder in `near` that goes again afterwards.
+def open_archive(source: str, near: Path, *, endpoint_url: str = "", region: str = "") -> Iterator[OpenArchive]:
+    """The content of an archive, a file or `s3://bucket/NAME.tar`, in a temporary folder below `near`.
 
     Raises:
-        ArchiveError: it is not whole, not an archive, or has members that it must not have.
+        ArchiveError: the file is incomplete, no archive, or has members that are not allowed.
         BucketError: the bucket does not answer, or refuses.
     """
     near.mkdir(parents=True, exist_ok=True)
@@ -74,24 +76,30 @@ def opened(source: str, near: Path, *, endpoint_url: str = "", region: str = "")
         if source.startswith("s3://"):
             place, path = bucket_of(source, endpoint_url=endpoint_url, region=region), Path(folder) / "archive.tar"
             with connected(place, 5) as client:
-                client.download_file(place.name, place.prefix, str(path), Config=s3_checkpoints.parts())
+                client.download_file(place.name, place.prefix, str(path), Config=s3_checkpoints.transfer_config())
         content = Path(folder) / "content"
         content.mkdir()
         try:
-            yield Opened(content, _extract(path, content))
+            yield OpenArchive(content, _extract(path, content))
         except (tarfile.TarError, EOFError) as error:
-            raise ArchiveError(f"{source} is no whole archive of `sweeps pack`: {error}") from error
+            raise ArchiveError(f"{source} is no complete archive of `sweeps pack`: {error}") from error
         except OSError as error:
             raise ArchiveError(f"{source} cannot be unpacked: {error.strerror or error}") from error
 
 
 def unpack(
-    source: Opened, root: Path, database: str | Path, *, cache: Path, take_prices: bool = False, name: str = "it"
+    source: OpenArchive,
+    root: Path,
+    database: str | Path,
+    *,
+    cache: Path,
+    take_prices: bool = False,
+    name: str = "ARCHIVE",
 ) -> Unpacked:
-    """Put an archive in place: ledger, recipes, checkpoints, cache and price book. Twice is once.
+    """Put the files of an archive in place: ledger, configurations, checkpoints, cache, price book. Repeatable.
 
     Raises:
-        ArchiveError: another ledger is here.
+        ArchiveError: a different ledger exists here.
         StoreError: the ledger here cannot be used.
     """
     _place_ledger(source, database, name)
@@ -101,11 +109,11 @@ def unpack(
     return Unpacked(source.sweeps, done + cached, tuple(left), prices, tuple(differing))
 
 
-def merge_archive(home: Ledger, source: Opened, root: Path, *, lost: bool = False, dry: bool = False) -> Merged:
-    """Bring back what an archive's ledger has beyond this one, then the files of the sweeps that went on there.
+def merge_archive(home: Ledger, source: OpenArchive, root: Path, *, lost: bool = False, dry: bool = False) -> Merged:
+    """Merge an archive's ledger into this one, then put the files of the sweeps that continued there in place.
 
     Raises:
-        IntegrityError: as `cost.merge.merge`; nothing was changed.
+        IntegrityError: as `cost.copies.merge.merge`; nothing was changed.
     """
     found = merge(home, source.ledger, lost=lost, dry=dry)
     if not dry:
@@ -114,8 +122,8 @@ def merge_archive(home: Ledger, source: Opened, root: Path, *, lost: bool = Fals
 
 
 @contextmanager
-def snapshot(url: str, near: Path, *, endpoint_url: str = "", region: str = "") -> Iterator[Path]:
-    """The ledger of a snapshot in a bucket (`storage=s3` leaves one after each sweep). Raises BucketError."""
+def open_snapshot(url: str, near: Path, *, endpoint_url: str = "", region: str = "") -> Iterator[Path]:
+    """The ledger of a snapshot in a bucket; `storage=s3` writes one after each sweep. Raises BucketError."""
     near.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=near) as folder:
         yield fetch(bucket_of(url, endpoint_url=endpoint_url, region=region), Path(folder))[1]
@@ -131,17 +139,17 @@ def _extract(path: Path, folder: Path) -> tuple[str, ...]:
         for member in tar:
             if manifest is not None or member.name in found:
                 raise ArchiveError(
-                    f"{path} has {member.name!r} where nothing should be: it was not made by `sweeps pack`"
+                    f"{path} has an unexpected member {member.name!r}: it was not written by `sweeps pack`"
                 )
             if member.type != tarfile.REGTYPE or member.issparse() or not s3_checkpoints.is_safe(member.name):
                 raise ArchiveError(
-                    f"{path} has {member.name!r}, which is no plain file below a folder: it is not unpacked"
+                    f"{path} has {member.name!r}, which is no plain file with a safe name: nothing was unpacked"
                 )
             file = tar.extractfile(member)
             assert file is not None
             if member.name == MANIFEST:
                 if member.size > _MOST_MANIFEST_BYTES:
-                    raise ArchiveError(f"{path}: its manifest has {member.size} bytes")
+                    raise ArchiveError(f"{path}: its manifest is too large ({member.size} bytes)")
                 manifest = file.read()
                 continue
             target = folder / member.name
@@ -153,7 +161,7 @@ def _extract(path: Path, folder: Path) -> tuple[str, ...]:
                     written.write(data)
             found[member.name] = {"name": member.name, "bytes": member.size, "sha256": digest.hexdigest()}
     if manifest is None:
-        raise ArchiveError(f"{path} has no {MANIFEST}: it was cut short, or not made by `sweeps pack`")
+        raise ArchiveError(f"{path} has no {MANIFEST}: it is truncated, or was not written by `sweeps pack`")
     return _checked(path, manifest, found)
 
 
@@ -164,22 +172,22 @@ def _checked(path: Path, manifest: bytes, found: dict[str, dict[str, int | str]]
         sweeps = tuple(map(str, body["sweeps"]))
         version = body["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ArchiveError(f"{path}: its {MANIFEST} is none of `sweeps pack`: {error!r}") from error
+        raise ArchiveError(f"{path}: its {MANIFEST} was not written by `sweeps pack`: {error!r}") from error
     if version != FORMAT:
-        raise ArchiveError(f"{path} is of format {version}; this version reads format {FORMAT}")
+        raise ArchiveError(f"{path} has format {version}; this program reads format {FORMAT}")
     wrong = sorted(name for name in rows.keys() | found.keys() if rows.get(name) != found.get(name))
     if wrong:
-        raise ArchiveError(f"{path}: {wrong[0]} is not the file that the manifest names; nothing was put in place")
+        raise ArchiveError(f"{path}: {wrong[0]} differs from the manifest; nothing was put in place")
     if LEDGER not in rows:
-        raise ArchiveError(f"{path} holds no {LEDGER}")
+        raise ArchiveError(f"{path} has no {LEDGER}")
     return sweeps
 
 
 # Putting in place -----------------------------------------------------------------------------------------------------
 
 
-def _place_ledger(source: Opened, database: str | Path, name: str) -> None:
-    """The archive's ledger where there is none; where there is one, it has to be this one, older or newer."""
+def _place_ledger(source: OpenArchive, database: str | Path, name: str) -> None:
+    """Put the ledger in place if there is none. An existing one must be the same ledger, older or newer."""
     try:
         here = Ledger.open(database, create=False)
     except NoLedgerError:
@@ -193,21 +201,21 @@ def _place_ledger(source: Opened, database: str | Path, name: str) -> None:
             with Ledger.open(source.ledger) as theirs:
                 older = not merge(theirs, database, dry=True).added
         except IntegrityError as error:
-            raise ArchiveError(_another_ledger(here, name, f" ({error})")) from error
+            raise ArchiveError(_different_ledger(here, name, f" ({error})")) from error
         if not older:
-            raise ArchiveError(_another_ledger(here, name, ""))
+            raise ArchiveError(_different_ledger(here, name, ""))
         merge(here, source.ledger)
 
 
-def _another_ledger(here: Ledger, name: str, why: str) -> str:
+def _different_ledger(here: Ledger, name: str, why: str) -> str:
     return (
-        f"there is another ledger at {here.place}{why}: it was left alone. Bring them together with "
+        f"there is a different ledger at {here.place}{why}: nothing was changed. Merge them with "
         f"`python -m sweeps merge {name}`, or unpack into another folder with --root"
     )
 
 
-def _place_files(source: Opened, root: Path, replaced: Sequence[str]) -> tuple[int, list[str]]:
-    """Recipes, reports and checkpoints; those of the sweeps in `replaced` also over what is there."""
+def _place_files(source: OpenArchive, root: Path, replaced: Sequence[str]) -> tuple[int, list[str]]:
+    """Configurations, reports and checkpoints. Those of the sweeps in `replaced` replace existing files."""
     done, left = 0, []
     for sweep_id in source.sweeps:
         (root / sweep_id).mkdir(parents=True, exist_ok=True)
@@ -215,7 +223,7 @@ def _place_files(source: Opened, root: Path, replaced: Sequence[str]) -> tuple[i
         done, left = done + count, left + other
         for folder in sorted((source.folder / CHECKPOINTS / sweep_id).glob("*/*")):
             target = root / sweep_id / CHECKPOINTS / folder.parent.name / folder.name
-            if not target.exists():  # as a whole, or not at all
+            if not target.exists():  # the whole folder at once
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(folder, target)
                 done += 1
@@ -235,8 +243,8 @@ def _place_tree(folder: Path, target: Path, *, over: bool = False) -> tuple[int,
     return done, left
 
 
-def _place_prices(source: Opened, root: Path, take: bool) -> tuple[Path | None, list[str]]:
-    """The price book in use, where it is to be replaced; else the archive's beside the ledger, where it differs."""
+def _place_prices(source: OpenArchive, root: Path, take: bool) -> tuple[Path | None, list[str]]:
+    """Replace the price book in use, if `take`; else put a differing one beside the ledger."""
     theirs, ours = source.folder / PRICES, CONF_DIR / "pricing"
     files = [p.relative_to(theirs) for p in sorted(theirs.rglob("*.yaml"))]
     differing = [f for f in files if not (ours / f).is_file() or (ours / f).read_bytes() != (theirs / f).read_bytes()]

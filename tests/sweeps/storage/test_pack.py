@@ -1,4 +1,4 @@
-"""To a rented machine and back, through the commands: real ledgers, real archives, simulated trainer."""
+"""Archives to a rented machine and back, through the commands: real ledgers and archives, simulated trainer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stage(name: str, root: Path, *overrides: str) -> int:
 
 
 def sweeps(*arguments: object, fails: bool = False) -> str:
-    """What `python -m sweeps` says."""
+    """The output of `python -m sweeps`."""
     done = CliRunner().invoke(app, list(map(str, arguments)))
     if not fails and done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -55,7 +55,7 @@ def all_rows(database: Path | str) -> dict[str, list]:
 
 @pytest.fixture(scope="module")
 def smoked(tmp_path_factory) -> Path:
-    """A root folder in which the smoke stage was passed; not to be written to."""
+    """A root folder with a passed smoke stage. Read only."""
     root = tmp_path_factory.mktemp("home") / "runs"
     assert stage("smoke", root) == 0
     (root / "cache" / "a-model").mkdir(parents=True)
@@ -75,7 +75,7 @@ def archive(home, tmp_path) -> Path:
     return tmp_path / "box.tar"
 
 
-def test_the_next_stage_finds_its_open_gate_there_and_comes_home_once(home, archive, tmp_path):
+def test_the_next_stage_runs_there_and_merges_back_once(home, archive, tmp_path):
     box = tmp_path / "box"
     assert "python sweep.py +stage=single dry_run=true" in sweeps("unpack", archive, "--root", box)
     assert states(box / "ledger.db") == {"smoke": ("done", True)}
@@ -84,26 +84,26 @@ def test_the_next_stage_finds_its_open_gate_there_and_comes_home_once(home, arch
     assert stage("single", box) != EXIT_GATE
     sweeps("pack", "--root", box, "--out", tmp_path / "back.tar", "--no-cache")
     before = all_rows(home / "ledger.db")
-    told = sweeps("merge", tmp_path / "back.tar", "--root", home, "--dry-run")
-    assert "Would come in" in told
+    output = sweeps("merge", tmp_path / "back.tar", "--root", home, "--dry-run")
+    assert "Would be added" in output
     assert all_rows(home / "ledger.db") == before
-    told = sweeps("merge", tmp_path / "back.tar", "--root", home)
-    assert "sweep:single-" in told
+    output = sweeps("merge", tmp_path / "back.tar", "--root", home)
+    assert "sweep:single-" in output
     assert states(home / "ledger.db") == states(box / "ledger.db")
     assert sum(map(len, all_rows(home / "ledger.db").values())) == sum(map(len, all_rows(box / "ledger.db").values()))
     after = all_rows(home / "ledger.db")
-    assert "Everything was here already." in sweeps("merge", tmp_path / "back.tar", "--root", home)
+    assert "Nothing to add: this ledger has everything." in sweeps("merge", tmp_path / "back.tar", "--root", home)
     assert all_rows(home / "ledger.db") == after
     (cost,) = home.glob("single-*/cost.csv")
     assert cost.read_bytes() == (box / cost.relative_to(home)).read_bytes()
     assert list(home.glob("single-*/checkpoints/*/*/COMPLETE"))
 
 
-def test_without_the_gate_there_the_stage_does_not_start(tmp_path):
+def test_without_the_archive_the_stage_does_not_start_there(tmp_path):
     assert stage("single", tmp_path / "box") == EXIT_GATE
 
 
-def test_unpacking_twice_is_once_and_a_later_archive_goes_on(home, archive, tmp_path):
+def test_unpacking_is_repeatable_and_a_later_archive_adds_its_sweeps(home, archive, tmp_path):
     box = tmp_path / "box"
     sweeps("unpack", archive, "--root", box)
     before = all_rows(box / "ledger.db")
@@ -117,22 +117,22 @@ def test_unpacking_twice_is_once_and_a_later_archive_goes_on(home, archive, tmp_
         assert len(sweep_ids(ledger)) == 2
 
 
-def test_ledgers_on_a_server_here_and_there(home, archive, tmp_path, postgres):
+def test_ledgers_in_a_server_are_unpacked_and_merged(home, archive, tmp_path, postgres):
     sweeps("unpack", archive, "--root", tmp_path / "box", "--db", postgres)
     assert states(postgres) == {"smoke": ("done", True)}
     assert stage("single", tmp_path / "box", f"storage.database_url='{postgres}'") != EXIT_GATE
     sweeps("merge", postgres, "--root", home)
     assert states(home / "ledger.db") == states(postgres)
-    assert "Everything was here already." in sweeps("merge", home / "ledger.db", "--db", postgres)
+    assert "Nothing to add: this ledger has everything." in sweeps("merge", home / "ledger.db", "--db", postgres)
 
 
-def test_an_unfinished_sweep_goes_on_there_and_is_finished_at_home(tmp_path, monkeypatch, capsys):
-    home, box, said = tmp_path / "home", tmp_path / "box", []
+def test_an_unfinished_sweep_resumes_there_and_is_finished_after_the_merge(tmp_path, monkeypatch, capsys):
+    home, box, seen = tmp_path / "home", tmp_path / "box", []
     on_message = SweepController.on_message
 
     def until_the_18th(self, *args):
-        said.append(args)
-        if len(said) == 18:
+        seen.append(args)
+        if len(seen) == 18:
             raise KeyboardInterrupt
         return on_message(self, *args)
 
@@ -158,7 +158,7 @@ def test_an_unfinished_sweep_goes_on_there_and_is_finished_at_home(tmp_path, mon
     assert "found in" in sweeps("show", sweep_id, "--root", home, "--json")
 
 
-def test_a_sweep_that_went_on_at_both_places_is_refused(home, archive, tmp_path):
+def test_a_sweep_that_continued_at_both_places_is_refused(home, archive, tmp_path):
     box = tmp_path / "box"
     sweeps("unpack", archive, "--root", box)
     for root, text in ((home, "here"), (box, "there")):
@@ -166,18 +166,18 @@ def test_a_sweep_that_went_on_at_both_places_is_refused(home, archive, tmp_path)
             (sweep_id,) = sweep_ids(ledger)
             ledger.events.append(f"sweep:{sweep_id}", "warning", {"text": text}, f"warning:{text}")
     before = all_rows(home / "ledger.db")
-    told = sweeps("merge", box / "ledger.db", "--root", home, fails=True)
-    assert "grew on both sides" in told
-    assert "A sweep goes on in one place at a time" in told
+    output = sweeps("merge", box / "ledger.db", "--root", home, fails=True)
+    assert "grew on both sides" in output
+    assert "A sweep goes on in one place at a time" in output
     assert all_rows(home / "ledger.db") == before
 
 
-def test_another_ledger_is_not_overwritten(archive, tmp_path):
+def test_a_different_ledger_is_not_overwritten(archive, tmp_path):
     other = tmp_path / "other"
     assert stage("smoke", other, "search.seeds=[7]") == 0
     before = all_rows(other / "ledger.db")
-    told = sweeps("unpack", archive, "--root", other, fails=True)
-    assert f"there is another ledger at {other / 'ledger.db'}" in told.replace("\n", "")
+    output = sweeps("unpack", archive, "--root", other, fails=True)
+    assert f"there is a different ledger at {other / 'ledger.db'}" in output.replace("\n", "")
     assert all_rows(other / "ledger.db") == before
     assert not list(other.glob(".unpack-*"))
 
@@ -211,24 +211,22 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
 
 
 @pytest.mark.parametrize(
-    ("extra", "said"),
+    ("extra", "message"),
     [
-        (member("../escaped"), "no plain file below a folder"),
-        (member("/tmp/escaped"), "no plain file below a folder"),
-        (member("cache/../../escaped"), "no plain file below a folder"),
-        (member("cache/link", tarfile.SYMTYPE, "/etc/passwd"), "no plain file below a folder"),
-        (member("cache/link", tarfile.LNKTYPE, "ledger.db"), "no plain file below a folder"),
-        (member("cache/device", tarfile.CHRTYPE), "no plain file below a folder"),
-        (member("ledger.db"), "where nothing should be"),
-        (member("cache/unlisted"), "is not the file that the manifest names"),
+        (member("../escaped"), "no plain file with a safe name"),
+        (member("/tmp/escaped"), "no plain file with a safe name"),
+        (member("cache/../../escaped"), "no plain file with a safe name"),
+        (member("cache/link", tarfile.SYMTYPE, "/etc/passwd"), "no plain file with a safe name"),
+        (member("cache/link", tarfile.LNKTYPE, "ledger.db"), "no plain file with a safe name"),
+        (member("cache/device", tarfile.CHRTYPE), "no plain file with a safe name"),
+        (member("ledger.db"), "an unexpected member"),
+        (member("cache/unlisted"), "differs from the manifest"),
     ],
     ids=lambda value: f"{value.name}-{value.type.decode()}" if isinstance(value, tarfile.TarInfo) else "",
 )
-def test_members_that_no_archive_of_ours_has_are_refused_before_anything_is_put_in_place(
-    archive, tmp_path, extra, said
-):
+def test_unexpected_members_are_refused_before_anything_is_put_in_place(archive, tmp_path, extra, message):
     harmed = rewritten(archive, lambda members: [(extra, b"")])
-    assert said in " ".join(sweeps("unpack", harmed, "--root", tmp_path / "box", fails=True).split())
+    assert message in " ".join(sweeps("unpack", harmed, "--root", tmp_path / "box", fails=True).split())
     assert list((tmp_path / "box").iterdir()) == []
     assert not list(tmp_path.rglob("escaped"))
 
@@ -250,22 +248,22 @@ def _newer(members: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
-        (_alter, "is not the file that the manifest names"),
-        (_forget, "is not the file that the manifest names"),
-        (_no_manifest, "it was cut short, or not made by"),
-        (_newer, "is of format 99"),
+        (_alter, "differs from the manifest"),
+        (_forget, "differs from the manifest"),
+        (_no_manifest, "it is truncated, or was not written by"),
+        (_newer, "has format 99"),
     ],
 )
-def test_what_is_not_as_it_was_packed_is_not_put_in_place(archive, tmp_path, harm, said):
+def test_a_changed_archive_is_refused_before_anything_is_put_in_place(archive, tmp_path, harm, message):
     harmed = rewritten(archive, harm)
-    assert said in " ".join(sweeps("unpack", harmed, "--root", tmp_path / "box", fails=True).split())
+    assert message in " ".join(sweeps("unpack", harmed, "--root", tmp_path / "box", fails=True).split())
     assert list((tmp_path / "box").iterdir()) == []
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
-def test_an_archive_that_was_cut_short_is_refused(archive, tmp_path, share):
+def test_a_truncated_archive_is_refused(archive, tmp_path, share):
     whole = archive.read_bytes()
     archive.write_bytes(whole[: int(len(whole) * share)])
     sweeps("unpack", archive, "--root", tmp_path / "box", fails=True)
@@ -273,36 +271,36 @@ def test_an_archive_that_was_cut_short_is_refused(archive, tmp_path, share):
     assert list((tmp_path / "box").iterdir()) == []
 
 
-def test_what_is_no_archive_is_refused_in_words(tmp_path):
+def test_a_file_that_is_no_archive_is_refused_with_a_message(tmp_path):
     (tmp_path / "text.tar").write_text("hello")
-    assert "is no whole archive of `sweeps pack`" in sweeps(
+    assert "is no complete archive of `sweeps pack`" in sweeps(
         "unpack", tmp_path / "text.tar", "--root", tmp_path / "box", fails=True
     )
     assert "No such file" in sweeps("unpack", tmp_path / "none.tar", "--root", tmp_path / "box", fails=True)
     assert "there is nothing in the ledger" in sweeps("pack", "--root", tmp_path / "box", fails=True)
 
 
-def test_what_runs_is_not_taken_along(home, tmp_path):
+def test_running_attempts_are_not_packed(home, tmp_path):
     from cost.records import Lease, UsageKey
 
     with Ledger.open(home / "ledger.db") as ledger:
         ledger.leases.open(Lease("L", "this-host", "cpu", "electricity", "own", 1, "USD", None))
         ledger.leases.attach("L", "smoke-x")
         ledger.usages.start(UsageKey("L", "a-trial", 1), "smoke-x", Decimal(1), {})
-        told = sweeps("pack", "--root", home, "--out", tmp_path / "box.tar", fails=True)
-        assert "a-trial/1 of smoke-x" in told
-        assert "pack when they have ended" in " ".join(told.split())
+        output = sweeps("pack", "--root", home, "--out", tmp_path / "box.tar", fails=True)
+        assert "a-trial/1 of smoke-x" in output
+        assert "pack when they have ended" in " ".join(output.split())
         assert not (tmp_path / "box.tar").exists()
 
 
-def test_what_is_not_wanted_stays_at_home(home, tmp_path):
+def test_cache_and_checkpoints_can_be_left_out(home, tmp_path):
     sweeps("pack", "--root", home, "--out", tmp_path / "small.tar", "--no-cache", "--no-checkpoints")
     with tarfile.open(tmp_path / "small.tar") as tar:
         tops = {name.partition("/")[0] for name in tar.getnames()}
     assert tops == {"ledger.db", "pricing", "sweeps", "manifest.json"}
 
 
-def test_by_way_of_a_bucket(home, tmp_path, bucket, keys):
+def test_archives_and_snapshots_in_a_bucket(home, tmp_path, bucket, keys):
     at = ["--endpoint-url", bucket.endpoint_url]
     sweeps("pack", "--root", home, "--out", f"{bucket.url}/box.tar", *at)
     assert not list(home.glob(".pack-*"))
@@ -314,25 +312,25 @@ def test_by_way_of_a_bucket(home, tmp_path, bucket, keys):
     assert states(home / "ledger.db") == states(tmp_path / "box" / "ledger.db")
 
 
-def test_push_asks_where_to_and_says_when_nobody_answers(home, monkeypatch, keys):
-    from sweeps.storage import uploads
+def test_push_needs_a_bucket_and_reports_one_that_does_not_answer(home, monkeypatch, keys):
+    from sweeps.storage import sweep_bucket
 
-    monkeypatch.setattr(uploads, "TRIES", 1)
-    monkeypatch.setattr(uploads.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sweep_bucket, "REQUEST_TRIES", 1)
+    monkeypatch.setattr(sweep_bucket.time, "sleep", lambda seconds: None)
     assert "--to s3://bucket/prefix" in sweeps("push", "--root", home, fails=True)
-    nobody = ["--to", "s3://books/x", "--endpoint-url", "http://127.0.0.1:9"]
-    assert "Could not connect" in sweeps("push", "last", "--root", home, *nobody, fails=True)
+    no_server = ["--to", "s3://books/x", "--endpoint-url", "http://127.0.0.1:9"]
+    assert "Could not connect" in sweeps("push", "last", "--root", home, *no_server, fails=True)
     assert "there is no sweep 'other'" in sweeps("push", "other", "--root", home, fails=True)
 
 
-def test_a_price_book_that_differs_is_set_beside_or_taken(archive, tmp_path, monkeypatch):
+def test_a_differing_price_book_is_put_beside_the_ledger_or_used(archive, tmp_path, monkeypatch):
     conf = tmp_path / "conf"
     shutil.copytree(CONF_DIR / "pricing", conf / "pricing")
     (conf / "pricing" / "own.yaml").write_text("# cheaper here\n")
     (conf / "pricing" / "runpod.yaml").unlink()
     monkeypatch.setattr(unpacking, "CONF_DIR", conf)
-    told = sweeps("unpack", archive, "--root", tmp_path / "box")
-    assert "own.yaml, runpod.yaml" in told
+    output = sweeps("unpack", archive, "--root", tmp_path / "box")
+    assert "own.yaml, runpod.yaml" in output
     assert (conf / "pricing" / "own.yaml").read_text() == "# cheaper here\n"
     beside = tmp_path / "box" / "pricing-unpacked"
     assert (beside / "own.yaml").read_bytes() == (CONF_DIR / "pricing" / "own.yaml").read_bytes()
@@ -341,14 +339,14 @@ def test_a_price_book_that_differs_is_set_beside_or_taken(archive, tmp_path, mon
     assert "price book" not in sweeps("unpack", archive, "--root", tmp_path / "box")
 
 
-def test_a_disk_that_takes_no_more_leaves_no_archive(home, tmp_path):
-    """A limit on the size of files, which the copy of the ledger keeps and the archive does not."""
+def test_a_full_disk_leaves_no_archive(home, tmp_path):
+    """With a limit on file sizes that the copy of the ledger fits and the archive does not."""
     (home / "cache" / "large").write_bytes(bytes(2**20))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
     try:
-        told = sweeps("pack", "--root", home, "--out", tmp_path / "box.tar", fails=True)
+        output = sweeps("pack", "--root", home, "--out", tmp_path / "box.tar", fails=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "box.tar cannot be written: File too large" in told
+    assert "box.tar cannot be written: File too large" in output
     assert not list(tmp_path.glob("box.tar*"))

@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: what lies there, what stays, and what is believed on the way back. On a real server."""
+"""Checkpoints in a bucket, on a real S3 server: layout, retention, and checks of fetched files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from cost.copies.s3 import BucketError, connected, sizes_below
 from sweeps.storage import s3_checkpoints
-from sweeps.storage.s3_checkpoints import CheckpointId, NotWholeError, Place, Retention
+from sweeps.storage.s3_checkpoints import CheckpointId, IncompleteCheckpointError, Place, Retention
 
 
 def at(attempt: int, sequence: int, step: int) -> CheckpointId:
@@ -43,23 +43,23 @@ def opened(bucket):
 
 
 def fetched(client, place: Place, folder: Path) -> tuple[tuple[CheckpointId, Path], list[str]]:
-    said: list[str] = []
-    found = s3_checkpoints.fetch_newest(client, place, "t1", folder, said.append)
-    assert found is not None, said
-    return found, said
+    warnings: list[str] = []
+    found = s3_checkpoints.fetch_newest(client, place, "t1", folder, warnings.append)
+    assert found is not None, warnings
+    return found, warnings
 
 
 @pytest.mark.parametrize("size", [100, 2 * s3_checkpoints.PART_BYTES + 7], ids=["small", "multipart"])
-def test_a_checkpoint_comes_back_as_it_was(opened, place, tmp_path, size):
+def test_a_checkpoint_is_fetched_as_it_was_uploaded(opened, place, tmp_path, size):
     folder = a_checkpoint(tmp_path, "step-000010-01", size)
     s3_checkpoints.save(opened, place, "t1", at(1, 12, 10), folder)
-    (ident, back), said = fetched(opened, place, tmp_path / "other")
-    assert (ident, back.name, said) == (at(1, 12, 10), "step-000010-01", [])
+    (ident, back), warnings = fetched(opened, place, tmp_path / "other")
+    assert (ident, back.name, warnings) == (at(1, 12, 10), "step-000010-01", [])
     assert files_of(back) == files_of(folder)
     assert s3_checkpoints.stored(opened, place) == ({"t1": {at(1, 12, 10)}}, {"t1": set()})
 
 
-def test_the_manifest_is_the_last_to_come_and_the_first_to_go(faulty, bucket, client, keys, tmp_path):
+def test_the_manifest_is_uploaded_last_and_deleted_first(faulty, bucket, client, keys, tmp_path):
     there = Place(type(bucket)(bucket.name, bucket.prefix, faulty.url), "smoke-1")
     order: list[tuple[str, str]] = []
     faulty.before = lambda method, path: order.append((method, path.partition("?")[0].rpartition("/")[2]))
@@ -80,13 +80,13 @@ def test_without_a_manifest_there_is_no_checkpoint(opened, client, place, tmp_pa
     newest = place.parts("checkpoints", "t1", at(1, 24, 20).name, "manifest.json")
     client.delete_object(Bucket=place.bucket.name, Key=place.bucket.key(*newest))
     assert s3_checkpoints.stored(opened, place) == ({"t1": {at(1, 12, 10)}}, {"t1": {at(1, 24, 20)}})
-    (ident, _), said = fetched(opened, place, tmp_path / "other")
+    (ident, _), warnings = fetched(opened, place, tmp_path / "other")
     assert ident == at(1, 12, 10)
-    assert "has no manifest.json" in said[0]
+    assert "has no manifest.json" in warnings[0]
 
 
 @pytest.mark.parametrize("harm", ["truncated", "altered", "missing"])
-def test_what_is_not_what_the_manifest_says_is_passed_over_for_the_next_older_one(
+def test_a_checkpoint_that_differs_from_its_manifest_is_skipped_for_the_one_before(
     opened, client, place, tmp_path, harm
 ):
     s3_checkpoints.save(opened, place, "t1", at(1, 12, 10), a_checkpoint(tmp_path, "step-000010-01"))
@@ -99,11 +99,11 @@ def test_what_is_not_what_the_manifest_says_is_passed_over_for_the_next_older_on
         client.delete_object(**where)
     else:
         client.put_object(**where, Body=body[:50] if harm == "truncated" else body[:-1] + bytes([body[-1] ^ 1]))
-    (ident, back), said = fetched(opened, place, tmp_path / "other")
+    (ident, back), warnings = fetched(opened, place, tmp_path / "other")
     assert (ident, back.name) == (at(1, 12, 10), "step-000010-01")
-    assert len(said) == 1
-    assert "the next older one is taken" in said[0]
-    assert os.listdir(tmp_path / "other") == ["step-000010-01"], "nothing half-fetched is left"
+    assert len(warnings) == 1
+    assert "the checkpoint before it is used" in warnings[0]
+    assert os.listdir(tmp_path / "other") == ["step-000010-01"], "no incomplete folder is left"
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/etc/passwd", "a/../../b", "", ".", "a\nb"])
@@ -113,12 +113,12 @@ def test_a_manifest_cannot_write_elsewhere(opened, client, place, tmp_path, name
     body = json.loads(client.get_object(Bucket=place.bucket.name, Key=key)["Body"].read())
     body["files"].append({"name": name, "bytes": 1, "sha256": "0" * 64})
     client.put_object(Bucket=place.bucket.name, Key=key, Body=json.dumps(body).encode())
-    said: list[str] = []
-    assert s3_checkpoints.fetch_newest(opened, place, "t1", tmp_path / "other", said.append) is None
-    assert "is no manifest of a checkpoint" in said[0]
+    warnings: list[str] = []
+    assert s3_checkpoints.fetch_newest(opened, place, "t1", tmp_path / "other", warnings.append) is None
+    assert "is no manifest of a checkpoint" in warnings[0]
 
 
-def test_a_checkpoint_that_is_pruned_while_it_is_sent_arrives_whole(faulty, bucket, keys, tmp_path):
+def test_a_checkpoint_pruned_during_the_upload_arrives_complete(faulty, bucket, keys, tmp_path):
     there = Place(type(bucket)(bucket.name, bucket.prefix, faulty.url), "smoke-1")
     folder = a_checkpoint(tmp_path, "step-000010-01")
     was = files_of(folder)
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_is_pruned_while_it_is_sent_arrives_whole(faulty, buck
 
 
 @pytest.mark.parametrize("left", [[], ["model.safetensors"]], ids=["gone", "half gone"])
-def test_one_that_is_pruned_before_is_not_sent(opened, client, place, tmp_path, left):
+def test_a_checkpoint_pruned_before_the_upload_is_not_uploaded(opened, client, place, tmp_path, left):
     folder = a_checkpoint(tmp_path, "step-000010-01")
     for name in {"model.safetensors", "complete.json"} - set(left):
         (folder / name).unlink()
@@ -143,7 +143,7 @@ def test_one_that_is_pruned_before_is_not_sent(opened, client, place, tmp_path, 
     assert sizes_below(client, place.bucket, "sweeps") == {}
 
 
-def test_busy_answers_and_broken_connections_are_waited_out(faulty, bucket, keys, tmp_path):
+def test_busy_responses_and_broken_connections_are_retried(faulty, bucket, keys, tmp_path):
     there = Place(type(bucket)(bucket.name, bucket.prefix, faulty.url), "smoke-1")
     folder = a_checkpoint(tmp_path, "step-000010-01")
     once_each = {"503", "dropped"}
@@ -154,12 +154,12 @@ def test_busy_answers_and_broken_connections_are_waited_out(faulty, bucket, keys
         faulty.fault = lambda method, path: (
             short_once.pop() if method == "GET" and path.endswith(".safetensors") and short_once else None
         )
-        (_, back), said = fetched(client, there, tmp_path / "other")
-    assert (files_of(back), said) == (files_of(folder), [])
+        (_, back), warnings = fetched(client, there, tmp_path / "other")
+    assert (files_of(back), warnings) == (files_of(folder), [])
     assert (faulty.seen["503"], faulty.seen["dropped"], faulty.seen["truncated"]) == (1, 1, 1)
 
 
-def test_a_server_that_cuts_every_body_short_is_an_error_and_nothing_is_believed(faulty, bucket, keys, tmp_path):
+def test_a_server_that_truncates_every_response_is_an_error(faulty, bucket, keys, tmp_path):
     there = Place(type(bucket)(bucket.name, bucket.prefix, faulty.url), "smoke-1")
     faulty.fault = lambda method, path: "truncated" if method == "GET" and path.endswith(".safetensors") else None
     folder = a_checkpoint(tmp_path, "step-000010-01")
@@ -171,11 +171,11 @@ def test_a_server_that_cuts_every_body_short_is_an_error_and_nothing_is_believed
 
     with pytest.raises(BucketError) as raised:
         there_and_back()
-    assert not isinstance(raised.value, NotWholeError)
+    assert not isinstance(raised.value, IncompleteCheckpointError)
     assert not list((tmp_path / "other").iterdir())
 
 
-def test_a_folder_of_the_same_name_is_left_alone(opened, place, tmp_path):
+def test_a_folder_of_the_same_name_is_not_overwritten(opened, place, tmp_path):
     mine = a_checkpoint(tmp_path / "other", "step-000010-01")
     was = files_of(mine)
     s3_checkpoints.save(opened, place, "t1", at(1, 12, 10), a_checkpoint(tmp_path, "step-000010-01"))
@@ -184,7 +184,7 @@ def test_a_folder_of_the_same_name_is_left_alone(opened, place, tmp_path):
     assert files_of(mine) == was
 
 
-STORY = [at(1, 10, 10), at(1, 20, 20), at(1, 30, 30), at(2, 5, 25), at(2, 15, 35)]
+CHECKPOINTS = [at(1, 10, 10), at(1, 20, 20), at(1, 30, 30), at(2, 5, 25), at(2, 15, 35)]
 
 
 @pytest.mark.parametrize(
@@ -199,17 +199,17 @@ STORY = [at(1, 10, 10), at(1, 20, 20), at(1, 30, 30), at(2, 5, 25), at(2, 15, 35
 )
 def test_last_best_and_first_stay(retention, kept):
     accuracy = {10: 0.1, 20: 0.5, 30: 0.5, 35: 0.2, 99: 0.9}
-    assert {c.step for c in retention.keep(STORY, accuracy | {30: 0.4})} == kept
+    assert {c.step for c in retention.keep(CHECKPOINTS, accuracy | {30: 0.4})} == kept
 
 
-def test_of_equally_good_ones_the_later_is_kept_and_one_alone_always_stays():
-    assert at(1, 30, 30) in Retention(1, True, False).keep(STORY, {20: 0.5, 30: 0.5})
+def test_of_equal_accuracies_the_later_stays_and_a_single_checkpoint_always_stays():
+    assert at(1, 30, 30) in Retention(1, True, False).keep(CHECKPOINTS, {20: 0.5, 30: 0.5})
     assert Retention(1, False, False).keep([at(1, 1, 1)], {}) == {at(1, 1, 1)}
     assert Retention(1, True, True).keep([], {}) == set()
 
 
-def test_names_sort_as_the_story_went():
-    names = [c.name for c in STORY]
+def test_names_sort_in_the_order_of_the_reports():
+    names = [c.name for c in CHECKPOINTS]
     assert names == sorted(names)
-    assert [CheckpointId.of(name) for name in names] == STORY
+    assert [CheckpointId.of(name) for name in names] == CHECKPOINTS
     assert CheckpointId.of("20261129T204500Z-3f9c0a52d1e7") is None

@@ -1,4 +1,4 @@
-"""Whole sweeps whose checkpoints go to a bucket: real driver, real S3 server, simulated trainer on its own clock."""
+"""Whole sweeps that upload to a bucket and restore from it: real driver, real S3 server, simulated trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import EXIT_INTERRUPTED, run
 from sweeps.journal.journal import SweepRecord, load, sweep_ids
 from sweeps.journal.trial_reports import steps_of
-from sweeps.storage import uploads
+from sweeps.storage import sweep_bucket, uploads
 from sweeps.storage.s3_checkpoints import CheckpointId, Place, stored
 
 STEPS = 20
@@ -25,15 +25,15 @@ ONE_TRIAL = ("search.prompts_per_step=[4]", "search.lr_scaling=[hold]")
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch, keys) -> None:
-    """A bucket that does not answer is asked less often than in earnest."""
-    monkeypatch.setattr(uploads, "TRIES", 1)
-    monkeypatch.setattr(uploads.time, "sleep", lambda seconds: None)
+def _fast_retries(monkeypatch, keys) -> None:
+    """One try per request, and no pauses between the tries of an operation."""
+    monkeypatch.setattr(sweep_bucket, "REQUEST_TRIES", 1)
+    monkeypatch.setattr(sweep_bucket.time, "sleep", lambda seconds: None)
 
 
 def config(root: Path, bucket: Bucket, *overrides: str, endpoint: str = "", storage: str = "s3") -> SweepConfig:
     common = ["+stage=smoke", "trainer=simulated", f"paths.root={root}", *ONE_TRIAL]
-    common += ["tracking.uri=http://127.0.0.1:9"]  # nobody there: MLflow is no part of this
+    common += ["tracking.uri=http://127.0.0.1:9"]  # no MLflow server: these tests do not need one
     common += ["trainer.checkpoint_every_steps=5", "evaluation.every_steps=5", f"storage={storage}"]
     if storage == "s3":
         common += [f"storage.bucket={bucket.name}", f"storage.prefix={bucket.prefix}"]
@@ -42,13 +42,13 @@ def config(root: Path, bucket: Bucket, *overrides: str, endpoint: str = "", stor
 
 
 def interrupted_after(monkeypatch, messages: int) -> None:
-    """As Ctrl-C does, once trainers have said so many words. Off again at the next call of `undo`."""
-    said = []
+    """Raise KeyboardInterrupt, as Ctrl-C does, at the n-th trainer message."""
+    seen = []
     on_message = SweepController.on_message
 
     def counted(self, *args: Any) -> Any:
-        said.append(args)
-        if len(said) == messages:
+        seen.append(args)
+        if len(seen) == messages:
             raise KeyboardInterrupt
         return on_message(self, *args)
 
@@ -77,10 +77,10 @@ def left_of(cfg: SweepConfig, sweep_id: str) -> list[str]:
         return uploads.unsaved(cfg.storage, ledger, sweep_id, root / sweep_id)
 
 
-def test_the_end_of_a_sweep_finds_everything_off_the_machine(tmp_path, bucket, client, capsys):
+def test_at_the_end_of_a_sweep_everything_is_uploaded(tmp_path, bucket, client, capsys):
     cfg = config(tmp_path, bucket, "storage.keep_best=false", "storage.keep_last=1", "trainer.keep_checkpoints=9")
     run(cfg)
-    assert "Not off this machine" not in capsys.readouterr().out
+    assert "On this machine only" not in capsys.readouterr().out
     sweep_id, _ = the_sweep(tmp_path / "ledger.db")
     assert steps_in_bucket(bucket, sweep_id) == [5, STEPS], "the first and the last"
     assert left_of(cfg, sweep_id) == []
@@ -91,7 +91,7 @@ def test_the_end_of_a_sweep_finds_everything_off_the_machine(tmp_path, bucket, c
     assert kept["Body"].read() == (tmp_path / sweep_id / "cost.csv").read_bytes()
 
 
-def test_with_a_disk_for_one_the_bucket_still_gets_what_it_can(tmp_path, bucket):
+def test_with_one_checkpoint_on_the_disk_the_newest_is_uploaded(tmp_path, bucket):
     cfg = config(tmp_path, bucket, "trainer.keep_checkpoints=1")
     run(cfg)
     sweep_id, _ = the_sweep(tmp_path / "ledger.db")
@@ -99,14 +99,14 @@ def test_with_a_disk_for_one_the_bucket_still_gets_what_it_can(tmp_path, bucket)
     assert left_of(cfg, sweep_id) == []
 
 
-def test_an_outage_loses_nothing_and_push_delivers_it(tmp_path, bucket, faulty, capsys):
+def test_after_an_outage_push_uploads_everything(tmp_path, bucket, faulty, capsys):
     faulty.close()
     cfg = config(tmp_path, bucket, "storage.wait_seconds=0", "trainer.keep_checkpoints=9", endpoint=faulty.url)
     run(cfg)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     sweep_id, _ = the_sweep(tmp_path / "ledger.db")
-    assert f"python -m sweeps push {sweep_id}" in said
-    assert f"at step {STEPS}:" in said
+    assert f"python -m sweeps push {sweep_id}" in output
+    assert f"at step {STEPS}:" in output
     assert in_bucket(bucket, sweep_id) == {}
     down = left_of(cfg, sweep_id)
     assert "Could not connect" in down[0]
@@ -121,8 +121,8 @@ def test_an_outage_loses_nothing_and_push_delivers_it(tmp_path, bucket, faulty, 
     assert left_of(cfg, sweep_id) == []
 
 
-def test_a_bucket_that_comes_back_at_the_end_is_waited_for(tmp_path, bucket, faulty):
-    """The first requests of the end find nobody; the next ones do."""
+def test_the_end_waits_for_a_bucket_that_recovers(tmp_path, bucket, faulty):
+    """The first requests at the end of the sweep fail, and later ones succeed."""
     faulty.fault = lambda method, path: "503" if faulty.seen["503"] < 3 else None
     cfg = config(tmp_path, bucket, endpoint=faulty.url)
     run(cfg)
@@ -131,18 +131,18 @@ def test_a_bucket_that_comes_back_at_the_end_is_waited_for(tmp_path, bucket, fau
     assert left_of(cfg, sweep_id) == []
 
 
-def test_a_bucket_that_hangs_holds_nobody_up(tmp_path, bucket, faulty, capsys):
-    goes_on = threading.Event()
-    faulty.before = lambda method, path: goes_on.wait(60) if "/sweeps/" in path and method == "PUT" else None
+def test_a_hanging_bucket_does_not_delay_the_sweep(tmp_path, bucket, faulty, capsys):
+    answer = threading.Event()
+    faulty.before = lambda method, path: answer.wait(60) if "/sweeps/" in path and method == "PUT" else None
     cfg = config(tmp_path, bucket, "storage.wait_seconds=0", endpoint=faulty.url)
     try:
         run(cfg)
-        assert "Not off this machine yet" in capsys.readouterr().out
+        assert "On this machine only" in capsys.readouterr().out
     finally:
-        goes_on.set()
+        answer.set()
 
 
-def test_what_a_killed_driver_had_sent_in_part_is_sent_again_or_removed(tmp_path, bucket, client):
+def test_incomplete_uploads_of_a_killed_driver_are_repeated_or_deleted(tmp_path, bucket, client):
     cfg = config(tmp_path, bucket, "storage.keep_first=false", "storage.keep_best=false")
     run(cfg)
     sweep_id, record = the_sweep(tmp_path / "ledger.db")
@@ -159,7 +159,7 @@ def test_what_a_killed_driver_had_sent_in_part_is_sent_again_or_removed(tmp_path
     assert not [key for key in keys if CheckpointId(1, 2, 3).name in key]
 
 
-def test_without_a_bucket_everything_is_on_this_machine(tmp_path, bucket):
+def test_without_a_bucket_everything_is_on_this_machine_only(tmp_path, bucket):
     cfg = config(tmp_path, bucket, storage="local")
     run(cfg)
     sweep_id, record = the_sweep(tmp_path / "ledger.db")
@@ -169,7 +169,7 @@ def test_without_a_bucket_everything_is_on_this_machine(tmp_path, bucket):
     assert [Path(line).name for line in left[1:]] == ["config.yaml", "cost.csv"]
 
 
-def test_what_was_harmed_in_the_bucket_is_not_off_the_machine(tmp_path, bucket, client):
+def test_a_damaged_checkpoint_in_the_bucket_counts_as_not_uploaded(tmp_path, bucket, client):
     cfg = config(tmp_path, bucket)
     run(cfg)
     sweep_id, record = the_sweep(tmp_path / "ledger.db")
@@ -183,7 +183,7 @@ def test_what_was_harmed_in_the_bucket_is_not_off_the_machine(tmp_path, bucket, 
 
 @pytest.fixture
 def interrupted(tmp_path, bucket, postgres, monkeypatch) -> SweepConfig:
-    """A sweep that was interrupted on a machine that is gone: there is the bucket, and the database."""
+    """An interrupted sweep whose machine is gone: only the bucket and the database are left."""
     on_server = f"storage.database_url='{postgres}'"
     with monkeypatch.context() as patch:
         interrupted_after(patch, 18)
@@ -192,7 +192,7 @@ def interrupted(tmp_path, bucket, postgres, monkeypatch) -> SweepConfig:
     return config(tmp_path / "b", bucket, on_server)
 
 
-def test_another_machine_goes_on_with_the_bucket_and_the_database_alone(interrupted, bucket, postgres, capsys):
+def test_another_machine_answer_with_the_bucket_and_the_database_alone(interrupted, bucket, postgres, capsys):
     sweep_id, before = the_sweep(postgres)
     (trial,) = before.trials.values()
     assert trial.checkpoint is not None
@@ -200,11 +200,11 @@ def test_another_machine_goes_on_with_the_bucket_and_the_database_alone(interrup
     assert 0 < step < STEPS
     capsys.readouterr()
     assert run(interrupted) != EXIT_INTERRUPTED
-    said = capsys.readouterr().out
-    assert f"goes on from step {step}, fetched from {bucket.url}/sweeps/{sweep_id}" in said
-    assert "starts afresh" not in said
+    output = capsys.readouterr().out
+    assert f"resumes from step {step}, restored from {bucket.url}/sweeps/{sweep_id}" in output
+    assert "starts afresh" not in output
     again, after = the_sweep(postgres)
-    assert again == sweep_id, "the same sweep went on"
+    assert again == sweep_id, "the same sweep was resumed"
     (trial,) = after.trials.values()
     assert [a.from_step for a in trial.attempts] == [0, step]
     with Ledger.open(postgres, create=False, read_only=True) as ledger:
@@ -214,7 +214,7 @@ def test_another_machine_goes_on_with_the_bucket_and_the_database_alone(interrup
 
 
 @pytest.mark.parametrize("harm", ["truncated", "removed"])
-def test_a_harmed_checkpoint_is_said_and_the_one_before_it_taken(interrupted, bucket, client, postgres, capsys, harm):
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(interrupted, bucket, client, postgres, capsys, harm):
     sweep_id, record = the_sweep(postgres)
     (trial,) = record.trials
     known = sorted(in_bucket(bucket, sweep_id)[trial])
@@ -224,13 +224,13 @@ def test_a_harmed_checkpoint_is_said_and_the_one_before_it_taken(interrupted, bu
     else:
         client.delete_object(Bucket=bucket.name, Key=key)
     run(interrupted)
-    said = capsys.readouterr().out
-    assert "the next older one is taken" in said
+    output = capsys.readouterr().out
+    assert "the checkpoint before it is used" in output
     _, after = the_sweep(postgres)
     assert after.trials[trial].attempts[-1].from_step == known[-2].step
 
 
-def test_a_bucket_that_does_not_answer_at_a_resume_is_an_error_before_anything_is_billed(interrupted, bucket, postgres):
+def test_a_resume_without_an_answer_from_the_bucket_fails_before_anything_is_billed(interrupted, bucket, postgres):
     with Ledger.open(postgres, create=False, read_only=True) as ledger:
         leases = ledger.leases.find()
     gone = config(
@@ -243,10 +243,10 @@ def test_a_bucket_that_does_not_answer_at_a_resume_is_an_error_before_anything_i
 
 
 @pytest.mark.parametrize("wrong", ["bucket", "keys", "no keys"])
-def test_a_bucket_that_refuses_is_found_before_anything_is_written(tmp_path, bucket, monkeypatch, wrong):
+def test_a_bucket_that_refuses_access_is_found_before_anything_is_written(tmp_path, bucket, monkeypatch, wrong):
     overrides = ["storage.bucket=not-there"] if wrong == "bucket" else []
     if wrong == "keys":
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
     elif wrong == "no keys":
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
             monkeypatch.delenv(name, raising=False)
@@ -258,7 +258,7 @@ def test_a_bucket_that_refuses_is_found_before_anything_is_written(tmp_path, buc
     assert not (tmp_path / "runs" / "ledger.db").exists()
 
 
-def test_a_checkpoint_that_came_in_an_archive_is_sent_too(tmp_path, bucket):
+def test_a_checkpoint_from_an_archive_is_uploaded(tmp_path, bucket):
     run(config(tmp_path / "a", bucket, storage="local"))
     shutil.move(tmp_path / "a", tmp_path / "b")
     cfg = config(tmp_path / "b", bucket)
@@ -269,7 +269,7 @@ def test_a_checkpoint_that_came_in_an_archive_is_sent_too(tmp_path, bucket):
     assert STEPS in steps_in_bucket(bucket, sweep_id)
 
 
-def test_a_checkpoint_that_came_into_the_sweeps_own_folder_is_found(tmp_path, bucket, monkeypatch, capsys):
+def test_a_checkpoint_in_the_sweeps_own_folder_is_found(tmp_path, bucket, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         interrupted_after(patch, 18)
         run(config(tmp_path / "a", bucket, storage="local"))
