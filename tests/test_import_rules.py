@@ -90,7 +90,7 @@ def loaded_by(code: str) -> set[str]:
     "module",
     [
         *("rl.spec", "rl.codec", "rl.tasks", "rl.tasks.rewards", "rl.tasks.evaluation", "rl.tasks.worker"),
-        *("rl.trainers", "rl.trainers.simulated", "cost"),
+        *("rl.trainers", "rl.trainers.simulated", "rl.trainers.logs", "cost"),
     ],
 )
 def test_the_light_modules_load_nothing_heavy(module: str) -> None:
