@@ -17,7 +17,7 @@ COMPANIONS = (
 )
 CURVES = EIGHT_CURVES + COMPANIONS
 PHASES = ("rollout", "reward", "logprob", "train", "sync", "evaluation", "checkpoint", "other")
-"""Phases of a step, as in `rl.spec.PHASES`; a log has no `startup` and no `recovery`."""
+"""Phases of a step, as in `rl.messages.PHASES`; a log has no `startup` and no `recovery`."""
 
 NoteKind = Literal[
     "unwired",
