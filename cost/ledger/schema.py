@@ -29,8 +29,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0003"
-"""The revision of the migrations that these tables are."""
+HEAD = "0001"
+"""Revision of the newest migration, which produces these tables."""
 
 MICRO_PER_CARD = 10**6
 PICO_LIMIT = 10**38

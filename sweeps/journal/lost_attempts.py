@@ -25,7 +25,7 @@ def end_lost_attempts(journal: Journal, alive: Collection[tuple[str, int]] = ())
 def end_lost_attempts_of_all(ledger: Ledger, records: Sequence[SweepRecord]) -> None:
     """Do so for every sweep, so that a dead sweep does not look as if it were running.
 
-    Call `Ledger.close_dead` first: an attempt whose usage is then still open is alive.
+    Call `UsageStore.close_dead` first: an attempt whose usage is then still open is alive.
     """
     for record in records:
         if all(trial.state is not TrialState.RUNNING for trial in record.trials.values()):

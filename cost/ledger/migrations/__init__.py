@@ -1,1 +1,1 @@
-"""The one chain of migrations of the database; run by the store at opening."""
+"""Migrations of the ledger's database, run when a ledger is opened. Tested in tests/cost/ledger/test_migrations.py."""

@@ -7,10 +7,9 @@ from dataclasses import replace
 from decimal import Decimal
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from cost.ledger import schema
-from cost.ledger.ledger import Ledger
 from cost.records import Correction, IntegrityError, LedgerError, UsageKey
 from tests.cost.conftest import rows_in
 
@@ -125,24 +124,3 @@ def test_a_correction_of_what_never_was_on_the_lease_or_is_yet_to_come_is_refuse
         with pytest.raises(LedgerError, match=message):
             leased.corrections.add(replace(made, **changes))
     assert leased.corrections.add(replace(made, sweep_id="s1", trial_id=KEY.trial_id))
-
-
-def test_migrations_make_exactly_the_tables_of_the_schema(ledger):
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    from cost.ledger.migrations.run import scripts
-
-    with ledger.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, schema.metadata) == []
-    assert scripts().get_current_head() == schema.HEAD
-
-
-def test_a_ledger_of_a_newer_version_is_refused(place, clock):
-    from cost.records import StoreError
-
-    with Ledger.open(place, clock) as now, now.database.write() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(StoreError, match=r"newer version.*9999"):
-        Ledger.open(place, clock)

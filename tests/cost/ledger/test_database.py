@@ -16,7 +16,6 @@ import pytest
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.close.check import run_checks
 from cost.copies.restore import restore
-from cost.ledger import schema
 from cost.ledger.database import Database
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.ledger.sqlite_copy import KEEP, backups_of, copy_sqlite
@@ -148,36 +147,6 @@ def test_a_ledger_of_a_newer_version_is_left_alone(file):
     with pytest.raises(StoreError, match="newer version"):
         Ledger.open(file)
     assert content(file) == before
-
-
-def test_a_ledger_of_the_first_version_is_brought_up_to_date_with_its_events(file):
-    with Ledger.open(file) as ledger:
-        ledger.events.append("s", "e", {}, "k")
-    raw = sqlite3.connect(file)
-    raw.execute("DROP TABLE reservation")
-    raw.execute("DROP INDEX event_kind")
-    raw.execute("UPDATE alembic_version SET version_num = '0001'")
-    raw.commit()
-    raw.close()
-    with Ledger.open(file) as ledger:
-        assert [e.key for e in ledger.events.read("s", without={"other"})] == ["k"]
-    assert [saved.name for saved in backups_of(file)] == ["ledger.0001.bak"]
-
-
-def test_a_ledger_of_an_older_version_is_copied_before_it_is_brought_up_to_date(file, monkeypatch):
-    with Ledger.open(file) as ledger:
-        ledger.events.append("s", "e", {}, "k")
-    current = schema.HEAD
-    monkeypatch.setattr("cost.ledger.schema.HEAD", "9999")
-    with pytest.raises(StoreError, match="older version"):
-        Ledger.open(file, read_only=True)
-    assert backups_of(file) == []
-    Ledger.open(file).close()
-    (saved,) = backups_of(file)
-    assert saved.name == f"ledger.{current}.bak"
-    monkeypatch.undo()
-    with Ledger.open(saved, read_only=True) as old:
-        assert [e.key for e in old.events.read("s")] == ["k"]
 
 
 def test_a_disk_that_fills_up_leaves_the_books_as_they_were(file, make_lease):

@@ -1,4 +1,4 @@
-"""The first tables: drivers, leases, usages, their heartbeats, phases and labels, events, corrections, prices."""
+"""The initial schema. A released migration is never edited: a change of the tables is a new migration."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("stream", "sequence"),
         sa.UniqueConstraint("stream", "key", name="event_key"),
     )
+    op.create_index("event_kind", "event", ["stream", "kind", "sequence"], unique=False)
     op.create_table(
         "lease",
         sa.Column("lease_id", sa.String(length=128), nullable=False),
@@ -284,4 +285,29 @@ def upgrade() -> None:
             ["usage.usage_id"],
         ),
         sa.PrimaryKeyConstraint("usage_id"),
+    )
+    op.create_table(
+        "reservation",
+        sa.Column("reservation_id", ID, nullable=False),
+        sa.Column("sweep_id", sa.String(length=256), nullable=False),
+        sa.Column("lease_id", sa.String(length=128), nullable=False),
+        sa.Column("trial_id", sa.String(length=128), nullable=False),
+        sa.Column("attempt", sa.BigInteger(), nullable=False),
+        sa.Column("stage", sa.String(length=64), nullable=False),
+        sa.Column("pico", PICO, nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=False),
+        sa.Column("cards_micro", sa.BigInteger(), nullable=False),
+        sa.Column("source", sa.Text(), nullable=False),
+        sa.Column("driver_id", sa.String(length=64), nullable=False),
+        sa.Column("written_ns", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("cards_micro > 0", name="reservation_cards_positive"),
+        sa.ForeignKeyConstraint(
+            ["lease_id"],
+            ["lease.lease_id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["driver_id"],
+            ["driver.driver_id"],
+        ),
+        sa.PrimaryKeyConstraint("reservation_id"),
     )
