@@ -112,14 +112,15 @@ def track(
 ) -> None:
     """Deliver to MLflow what it has not heard yet, from the journal. Delivering twice changes nothing."""
     from sweeps.journal.journal import load, sweep_ids
-    from sweeps.report.mlflow import Delivery, default_uri
+    from sweeps.report.mlflow_store import default_uri
+    from sweeps.report.mlflow_sync import MlflowSync
 
     with open_ledger(root, db) as ledger:
         for sweep_id in sweep_ids(ledger) if sweep == "all" else [chosen(ledger, sweep)]:
             tracking = load(ledger, sweep_id).config["tracking"]
             where = uri or tracking["uri"] or default_uri(root)
             try:
-                Delivery(where, tracking["experiment"], root / "mlartifacts", sweep_id).deliver(ledger)
+                MlflowSync(where, tracking["experiment"], root / "mlartifacts", sweep_id).deliver(ledger)
             except Exception as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 typer.echo(f"MLflow at {where} does not answer: {reason[:200]}", err=True)

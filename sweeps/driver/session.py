@@ -22,7 +22,8 @@ from sweeps.journal.journal import Journal, SweepRecord
 from sweeps.machines import lease
 from sweeps.machines.preemption import PreemptionWatch, probe_of
 from sweeps.machines.pricing import Pricing
-from sweeps.report.mlflow import Tracker, default_uri
+from sweeps.report.mlflow_store import default_uri
+from sweeps.report.mlflow_tracker import MlflowTracker
 from sweeps.storage.uploads import Uploader
 
 TRACKING_DRAIN_SECONDS = 60.0
@@ -103,7 +104,7 @@ class BackgroundServices:
         self._session = session
         cfg, sweep_id = session.cfg, session.record.sweep_id
         self._preemption = PreemptionWatch(probe_of(cfg.machine.preemption), session.warn)
-        self._tracker = Tracker(
+        self._tracker = MlflowTracker(
             uri=cfg.tracking.uri or default_uri(session.root),
             experiment=cfg.tracking.experiment,
             artifacts=session.root / "mlartifacts",

@@ -303,18 +303,19 @@ def mlflow_problems(cfg: SweepConfig) -> Iterator[str]:
     """After `sweeps track`, MLflow has every trial once, with every parameter and every step once."""
     from mlflow import MlflowClient
 
-    from sweeps.report.mlflow import CURSOR_TAG, Delivery, default_uri
+    from sweeps.report.mlflow_store import default_uri
+    from sweeps.report.mlflow_sync import CURSOR_TAG, MlflowSync
 
     root = Path(cfg.paths.root)
     uri = default_uri(root)
     with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
         record = load(ledger, sweep_ids(ledger)[-1])
-        delivery = Delivery(uri, cfg.tracking.experiment, root / "mlartifacts", record.sweep_id)
-        delivery.deliver(ledger)
+        sync = MlflowSync(uri, cfg.tracking.experiment, root / "mlartifacts", record.sweep_id)
+        sync.deliver(ledger)
         said = trial_reports(ledger, record.sweep_id)
         last = max(event.sequence for event in sweep_events(ledger, record.sweep_id))
     client = MlflowClient(uri)
-    runs = client.search_runs([delivery.experiment_id])
+    runs = client.search_runs([sync.experiment_id])
     parents = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
     children = {r.data.tags["trial_id"]: r for r in runs if "mlflow.parentRunId" in r.data.tags}
     if len(parents) != 1 or len(runs) != 1 + len(record.trials) or set(children) != set(record.trials):

@@ -187,20 +187,20 @@ def kill_and_resume(case: Case, folder: Path) -> Outcome:
 def drive(cfg: SweepConfig, log: Path, run: int, kill_at: int, mlflow: bool) -> int:
     """One driver, from start to end or to its death."""
     from sweeps.driver import driver
-    from sweeps.report import mlflow as mlflow_view
+    from sweeps.report import mlflow_tracker
 
     root = Path(cfg.paths.root)
     witness = Witness(log, run)
     points = Points(witness, kill_at)
     if not mlflow:
-        mlflow_view.Delivery = _NoDelivery
+        mlflow_tracker.MlflowSync = _NoSync
     install(points, witness, root)
     code = driver.run(cfg, ["+stage=smoke"])
     witness.write("ended", code=code, points=points.count)
     return code
 
 
-class _NoDelivery:
+class _NoSync:
     """MLflow takes seconds to open: most cases leave it out."""
 
     def __init__(self, *_: Any) -> None:
@@ -249,12 +249,12 @@ def warm() -> None:
     import tempfile
 
     from sweeps.driver import driver
-    from sweeps.report import mlflow as mlflow_view
+    from sweeps.report import mlflow_tracker
 
-    delivery, mlflow_view.Delivery = mlflow_view.Delivery, _NoDelivery
+    sync, mlflow_tracker.MlflowSync = mlflow_tracker.MlflowSync, _NoSync
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         driver.run(configuration("one card", Path(folder)))
-    mlflow_view.Delivery = delivery
+    mlflow_tracker.MlflowSync = sync
 
 
 @cache

@@ -19,7 +19,7 @@ from sweeps.executors import Attempt
 from sweeps.journal.event_codec import messages_in
 from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import REPORT_KINDS, load, sweep_events
-from sweeps.report.mlflow import Tracker
+from sweeps.report.mlflow_tracker import MlflowTracker
 from tests.chaos.broken import break_and_resume
 from tests.chaos.mlflow_server import a_server
 from tests.sweeps.in_process import Sweep, a_sweep
@@ -180,8 +180,8 @@ class Warned(threading.Event):
         self.set()
 
 
-def a_tracker(folder: Path, uri: str, warned: Warned) -> Tracker:
-    return Tracker(
+def a_tracker(folder: Path, uri: str, warned: Warned) -> MlflowTracker:
+    return MlflowTracker(
         uri=uri,
         experiment="test",
         artifacts=folder / "artifacts",

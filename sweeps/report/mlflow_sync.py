@@ -1,16 +1,13 @@
-"""MLflow as a view of the journal, for people: a parent run per sweep, a child run per trial.
+"""Copies a sweep's journal into MLflow: a parent run per sweep, a child run per trial.
 
-A `Tracker` reads the journal from where MLflow last was and delivers what came since, in a thread of its own. MLflow
-may be slow, down or gone: training does not notice, nothing is lost, and the next delivery starts from the cursor that
-lies in MLflow itself (tag `journal.sequence` of the parent run). Delivering the same event twice changes nothing.
+MLflow is a view for people, not the truth. The position in the journal is stored in MLflow itself (tag
+`journal.sequence` of the parent run), so an interrupted delivery continues there, and delivering an event twice changes
+nothing.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,98 +27,25 @@ from sweeps.journal.journal import OUTCOME_STATES, TrialState, sweep_events
 from sweeps.journal.messages import RecordedMessage
 from sweeps.journal.metrics import step_metrics
 from sweeps.planning.plan import PlannedTrial
+from sweeps.report.mlflow_store import experiment_id_of, open_client
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from cost.ledger.ledger import Ledger
     from cost.records import StoredEvent
 
 CURSOR_TAG = "journal.sequence"
 MAX_METRICS_PER_BATCH = 900
-MOST_WAITING_METRICS = 50_000
-"""So many are held in memory at most, beside those of one event: a long journal is delivered part by part."""
-POLL_SECONDS = 2.0
-MAX_BACKOFF_SECONDS = 60.0
-
-_SQLITE = "sqlite:///"
+MAX_PENDING_METRICS = 50_000
+"""A long journal is delivered in parts of about this many metrics, to bound the memory."""
 _STATUS = {TrialState.COMPLETED: "FINISHED", TrialState.PRUNED: "FINISHED", TrialState.FAILED: "FAILED"}
 
 
-def default_uri(root: Path) -> str:
-    return f"sqlite:///{root.absolute() / 'mlflow.db'}"
-
-
-class Tracker:
-    """Delivers one sweep's journal to MLflow in the background, until `close`."""
-
-    def __init__(
-        self,
-        *,
-        uri: str,
-        experiment: str,
-        artifacts: Path,
-        open_ledger: Callable[[], Ledger],
-        sweep_id: str,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._uri, self._experiment, self._artifacts = uri, experiment, artifacts
-        self._open_ledger, self._sweep_id, self._warn = open_ledger, sweep_id, warn
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mlflow", daemon=True)
-        self.delivered = False
-        """Everything that was in the journal when `close` was called is in MLflow."""
-        self.experiment_id: str | None = None
-
-    def start(self) -> None:
-        # Before the thread imports MLflow, which does: the driver's statements must not meet half of this module.
-        import sqlalchemy.orm  # noqa: F401
-
-        self._thread.start()
-
-    def close(self, timeout_seconds: float) -> bool:
-        """Deliver what is left, for at most this long; whether all of it arrived."""
-        self._closing.set()
-        self._thread.join(timeout_seconds)
-        return self.delivered
-
-    def _run(self) -> None:
-        # A server that does not answer should cost seconds, not MLflow's default of minutes.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        delivery: Delivery | None = None
-        warned, wait = False, POLL_SECONDS
-        with self._open_ledger() as ledger:
-            while True:
-                last_round = self._closing.is_set()
-                try:
-                    if delivery is None:
-                        delivery = Delivery(self._uri, self._experiment, self._artifacts, self._sweep_id)
-                        self.experiment_id = delivery.experiment_id
-                    delivery.deliver(ledger)
-                    wait = POLL_SECONDS
-                    if last_round:
-                        self.delivered = True
-                        return
-                except Exception as error:
-                    if not warned:
-                        warned = True
-                        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                        self._warn(
-                            f"MLflow at {self._uri} does not answer ({reason[:160]}); the sweep goes on without it"
-                        )
-                    if last_round:
-                        return
-                    wait = min(wait * 2, MAX_BACKOFF_SECONDS)
-                self._closing.wait(wait)
-
-
-class Delivery:
-    """What is known of one sweep in MLflow: its runs and how far the journal was delivered."""
+class MlflowSync:
+    """One sweep in MLflow: its runs, and the position in the journal up to which they are complete."""
 
     def __init__(self, uri: str, experiment: str, artifacts: Path, sweep_id: str) -> None:
-        self._client = _client(uri)
-        self.experiment_id = _experiment_id(self._client, experiment, uri, artifacts)
+        self._client = open_client(uri)
+        self.experiment_id = experiment_id_of(self._client, experiment, uri, artifacts)
         self._sweep_id = sweep_id
         self._runs: dict[str, str] = {}
         self._cards: dict[str, int] = {}
@@ -138,33 +62,33 @@ class Delivery:
                 self._cursor = int(run.data.tags.get(CURSOR_TAG, "0"))
 
     def deliver(self, ledger: Ledger) -> None:
-        """Everything since the cursor, a part at a time; the cursor moves once a part is all there.
+        """Deliver all events since the cursor, in parts. The cursor moves after each complete part.
 
         Raises:
-            Exception: whatever MLflow raises; the cursor stands, so the same events come again.
+            Exception: whatever MLflow raises. The cursor stays, so the next call repeats the part.
         """
         metrics: dict[str, list[Any]] = {}
         last = self._cursor
         try:
             for event in sweep_events(ledger, self._sweep_id, after=self._cursor):
-                self._take(ledger, event, metrics)
+                self._apply(ledger, event, metrics)
                 last = event.sequence
-                if sum(map(len, metrics.values())) >= MOST_WAITING_METRICS:
-                    self._settle(last, metrics)
-            self._settle(last, metrics)
+                if sum(map(len, metrics.values())) >= MAX_PENDING_METRICS:
+                    self._finish_part(last, metrics)
+            self._finish_part(last, metrics)
         except BaseException:
-            self._evaluated.clear()  # of what was to be delivered, nobody knows what arrived
+            self._evaluated.clear()  # it is unknown which metrics have arrived
             raise
 
-    def _settle(self, last: int, metrics: dict[str, list[Any]]) -> None:
-        """Deliver what waits: all up to event `last` is there."""
+    def _finish_part(self, last: int, metrics: dict[str, list[Any]]) -> None:
+        """Send pending metrics and move the cursor to event `last`."""
         for run_id in list(metrics):
             self._flush(run_id, metrics)
         if last > self._cursor and self._parent is not None:
             self._client.set_tag(self._parent, CURSOR_TAG, str(last))
             self._cursor = last
 
-    def _take(self, ledger: Ledger, stored: StoredEvent, metrics: dict[str, list[Any]]) -> None:
+    def _apply(self, ledger: Ledger, stored: StoredEvent, metrics: dict[str, list[Any]]) -> None:
         at_ms = _ms(stored.at_ns)
         match event := decode(stored):
             case MessagesReported():
@@ -236,7 +160,7 @@ class Delivery:
                     self._add(run_id, {"eval_acc": accuracy}, report.step, at_ms, metrics)
 
     def _evaluated_steps(self, run_id: str) -> set[int]:
-        """Steps whose evaluation is there: one that is taken again, after a restart from the beginning, adds none."""
+        """Steps whose evaluation MLflow has. An evaluation repeated after a restart adds no second value."""
         if run_id not in self._evaluated:
             known = self._client.get_metric_history(run_id, "eval_acc")
             self._evaluated[run_id] = {metric.step for metric in known}
@@ -265,41 +189,6 @@ class Delivery:
 def _tags(sweep_id: str, plan: SweepPlanned) -> dict[str, str]:
     tags = {"sweep_id": sweep_id, "stage": plan.stage, "machine": plan.machine}
     return tags | {"simulated": "true"} if plan.config["trainer"]["name"] == "simulated" else tags
-
-
-def _client(uri: str) -> MlflowClient:
-    import logging
-
-    # MLflow tells of its own table migrations at INFO; a person who runs a sweep did not ask.
-    for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    from mlflow import MlflowClient
-
-    if uri.startswith(_SQLITE) and not (path := Path(uri.removeprefix(_SQLITE))).exists():
-        _make_store(path)
-    return MlflowClient(tracking_uri=uri)
-
-
-def _make_store(path: Path) -> None:
-    """A SQLite store, whole or not there at all: MLflow cannot go on with one whose first migration was killed."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        SqlAlchemyStore(f"{_SQLITE}{partial}", str(path.parent / "mlartifacts")).engine.dispose()
-        with suppress(FileExistsError):  # another sweep's driver was faster, and its store may be in use
-            os.link(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _experiment_id(client: MlflowClient, name: str, uri: str, artifacts: Path) -> str:
-    if experiment := client.get_experiment_by_name(name):
-        return experiment.experiment_id
-    # Without a place of its own, a local store would put artifacts under ./mlruns of wherever one stands.
-    local = uri.startswith("sqlite:")
-    return client.create_experiment(name, artifacts.absolute().as_uri() if local else None)
 
 
 def _ms(at_ns: int) -> int:

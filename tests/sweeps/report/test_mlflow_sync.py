@@ -1,4 +1,4 @@
-"""MLflow as a view of the journal: complete, repairable, and never in the way. Real MLflow on SQLite."""
+"""The journal in MLflow: complete, repeatable, and without delaying a sweep. Real MLflow on SQLite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from cost.ledger.ledger import Ledger
 from sweeps.journal.journal import sweep_events
-from sweeps.report.mlflow import CURSOR_TAG, Delivery, Tracker, default_uri
+from sweeps.report.mlflow_store import default_uri
+from sweeps.report.mlflow_sync import CURSOR_TAG, MlflowSync
+from sweeps.report.mlflow_tracker import MlflowTracker
 from tests.sweeps.in_process import Sweep, a_sweep
 
 EIGHT_CURVES = ("reward", "acc", "ratio_mean", "clip_frac", "kl", "entropy", "response_length", "grad_norm")
@@ -30,11 +32,11 @@ def runs_of(folder: Path, experiment_id: str):
     return parents, [r for r in runs if r not in parents]
 
 
-def test_a_parent_run_and_a_child_per_trial_with_the_eight_curves_each(finished):
+def test_a_sweep_has_a_parent_run_and_a_child_run_per_trial_with_the_eight_curves(finished):
     folder, sweep = finished
-    delivery = Delivery(default_uri(folder), "test", folder / "artifacts", "smoke-test-1")
-    delivery.deliver(sweep.ledger)
-    parents, children = runs_of(folder, delivery.experiment_id)
+    sync = MlflowSync(default_uri(folder), "test", folder / "artifacts", "smoke-test-1")
+    sync.deliver(sweep.ledger)
+    parents, children = runs_of(folder, sync.experiment_id)
     assert len(parents) == 1
     assert {c.data.tags["trial_id"] for c in children} == set(sweep.journal.record.trials)
     for child in children:
@@ -49,30 +51,30 @@ def test_delivering_again_from_the_start_changes_nothing(finished):
     from mlflow import MlflowClient
 
     folder, sweep = finished
-    delivery = Delivery(default_uri(folder), "test", folder / "artifacts", "smoke-test-1")
-    delivery.deliver(sweep.ledger)
-    parents, children = runs_of(folder, delivery.experiment_id)
+    sync = MlflowSync(default_uri(folder), "test", folder / "artifacts", "smoke-test-1")
+    sync.deliver(sweep.ledger)
+    parents, children = runs_of(folder, sync.experiment_id)
     client = MlflowClient(default_uri(folder))
     before = client.get_metric_history(children[0].info.run_id, "reward")
     client.set_tag(parents[0].info.run_id, CURSOR_TAG, "0")
-    Delivery(default_uri(folder), "test", folder / "artifacts", "smoke-test-1").deliver(sweep.ledger)
+    MlflowSync(default_uri(folder), "test", folder / "artifacts", "smoke-test-1").deliver(sweep.ledger)
     after = client.get_metric_history(children[0].info.run_id, "reward")
     assert len(before) == 20
     assert after == before
-    assert len(runs_of(folder, delivery.experiment_id)[1]) == len(children)
+    assert len(runs_of(folder, sync.experiment_id)[1]) == len(children)
 
 
-def test_what_a_search_proposes_is_shown_with_its_values_whichever_delivery_first_hears_of_it(finished, tmp_path):
+def test_proposed_trials_have_their_values_in_any_delivery(finished, tmp_path):
     from mlflow import MlflowClient
 
     varied = ("search.space.rollout.temperature=[0.8]", "search.space.algorithm.lr={low:1e-6,high:1e-4,log:true}")
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=2", *varied, "stage.steps=2")
     where = (default_uri(finished[0]), "search", finished[0] / "artifacts", "smoke-test-1")
-    Delivery(*where).deliver(sweep.ledger)  # the plan alone: there is no trial yet
+    MlflowSync(*where).deliver(sweep.ledger)  # only the plan, no trial yet
     sweep.run()
-    delivery = Delivery(*where)
-    delivery.deliver(sweep.ledger)
-    runs = MlflowClient(where[0]).search_runs([delivery.experiment_id])
+    sync = MlflowSync(*where)
+    sync.deliver(sweep.ledger)
+    runs = MlflowClient(where[0]).search_runs([sync.experiment_id])
     children = {r.data.tags["trial_id"]: r for r in runs if "mlflow.parentRunId" in r.data.tags}
     assert children.keys() == sweep.journal.record.trials.keys()
     for trial_id, run in children.items():
@@ -82,14 +84,14 @@ def test_what_a_search_proposes_is_shown_with_its_values_whichever_delivery_firs
         assert "temperature=0.8" in (run.info.run_name or "")
 
 
-def test_a_learning_rate_that_is_moved_stays_one_parameter_and_becomes_a_curve(tmp_path):
+def test_an_adjusted_learning_rate_is_one_parameter_and_a_curve(tmp_path):
     from mlflow import MlflowClient
 
     sweep = a_sweep(tmp_path, "search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]").run()
-    delivery = Delivery(default_uri(tmp_path), "test", tmp_path / "artifacts", "smoke-test-1")
-    delivery.deliver(sweep.ledger)
+    sync = MlflowSync(default_uri(tmp_path), "test", tmp_path / "artifacts", "smoke-test-1")
+    sync.deliver(sweep.ledger)
     (trial,) = sweep.journal.record.trials.values()
-    (child,) = runs_of(tmp_path, delivery.experiment_id)[1]
+    (child,) = runs_of(tmp_path, sync.experiment_id)[1]
     assert float(child.data.params["lr"]) == trial.planned.lr
     history = MlflowClient(default_uri(tmp_path)).get_metric_history(child.info.run_id, "lr")
     by_step = {metric.step: metric.value for metric in history}
@@ -98,15 +100,15 @@ def test_a_learning_rate_that_is_moved_stays_one_parameter_and_becomes_a_curve(t
     assert by_step[moved_after + 1] == trial.lr_changes[moved_after] != trial.planned.lr
 
 
-def test_two_sweeps_that_find_no_store_yet_both_deliver_to_the_one_that_is_made(tmp_path):
+def test_two_sweeps_that_create_the_store_at_once_both_deliver_to_it(tmp_path):
     sweeps = [a_sweep(tmp_path / name, "search.prompts_per_step=[2]").run() for name in ("one", "other")]
     uri = default_uri(tmp_path)
     code = (
         "import sys; from pathlib import Path; from cost.ledger.ledger import Ledger\n"
-        "from sweeps.report.mlflow import Delivery\n"
+        "from sweeps.report.mlflow_sync import MlflowSync\n"
         "folder = Path(sys.argv[2])\n"
         "with Ledger.open(folder / 'ledger.db', create=False, read_only=True) as ledger:\n"
-        "    Delivery(sys.argv[1], folder.name, folder / 'artifacts', 'smoke-test-1').deliver(ledger)\n"
+        "    MlflowSync(sys.argv[1], folder.name, folder / 'artifacts', 'smoke-test-1').deliver(ledger)\n"
     )
     root = Path(__file__).resolve().parents[3]
     started = [
@@ -117,53 +119,53 @@ def test_two_sweeps_that_find_no_store_yet_both_deliver_to_the_one_that_is_made(
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors.decode()
     for name, sweep in zip(("one", "other"), sweeps, strict=True):
-        delivery = Delivery(uri, name, tmp_path / "artifacts", "smoke-test-1")
-        assert len(runs_of(tmp_path, delivery.experiment_id)[1]) == len(sweep.journal.record.trials)
+        sync = MlflowSync(uri, name, tmp_path / "artifacts", "smoke-test-1")
+        assert len(runs_of(tmp_path, sync.experiment_id)[1]) == len(sweep.journal.record.trials)
     assert not list(tmp_path.glob("*.partial"))
 
 
 def test_no_mlruns_folder_appears(finished, monkeypatch, tmp_path):
     folder, sweep = finished
     monkeypatch.chdir(tmp_path)
-    Delivery(default_uri(folder), "elsewhere", folder / "artifacts", "smoke-test-1").deliver(sweep.ledger)
+    MlflowSync(default_uri(folder), "elsewhere", folder / "artifacts", "smoke-test-1").deliver(sweep.ledger)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_server_that_does_not_answer_is_said_once_and_delays_only_the_view(finished):
+def test_a_server_that_does_not_answer_gives_one_warning(finished):
     folder, _ = finished
-    said: list[str] = []
-    tracker = Tracker(
+    warnings: list[str] = []
+    tracker = MlflowTracker(
         uri="http://127.0.0.1:9",
         experiment="test",
         artifacts=folder / "artifacts",
         open_ledger=lambda: Ledger.open(folder / "ledger.db", create=False, read_only=True),
         sweep_id="smoke-test-1",
-        warn=said.append,
+        warn=warnings.append,
     )
     tracker.start()
     assert tracker.close(timeout_seconds=60) is False
-    assert len(said) == 1
-    assert "does not answer" in said[0]
-    assert "goes on" in said[0]
+    assert len(warnings) == 1
+    assert "does not answer" in warnings[0]
+    assert "continues without it" in warnings[0]
 
 
-def test_a_long_journal_is_delivered_part_by_part(tmp_path, monkeypatch):
+def test_a_long_journal_is_delivered_in_parts(tmp_path, monkeypatch):
     from mlflow import MlflowClient
 
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]").run()
-    monkeypatch.setattr("sweeps.report.mlflow.MOST_WAITING_METRICS", 100)
-    delivery = Delivery(default_uri(tmp_path), "test", tmp_path / "artifacts", "smoke-test-1")
+    monkeypatch.setattr("sweeps.report.mlflow_sync.MAX_PENDING_METRICS", 100)
+    sync = MlflowSync(default_uri(tmp_path), "test", tmp_path / "artifacts", "smoke-test-1")
     moved: list[str] = []
-    set_tag = delivery._client.set_tag
+    set_tag = sync._client.set_tag
     monkeypatch.setattr(
-        delivery._client,
+        sync._client,
         "set_tag",
         lambda run, key, value: (moved.append(value) if key == CURSOR_TAG else None, set_tag(run, key, value))[1],
     )
-    delivery.deliver(sweep.ledger)
+    sync.deliver(sweep.ledger)
     assert len(moved) > 1
     assert list(map(int, moved)) == sorted(map(int, moved))
     assert int(moved[-1]) == max(e.sequence for e in sweep_events(sweep.ledger, "smoke-test-1"))
-    (child,) = runs_of(tmp_path, delivery.experiment_id)[1]
+    (child,) = runs_of(tmp_path, sync.experiment_id)[1]
     reward = MlflowClient(default_uri(tmp_path)).get_metric_history(child.info.run_id, "reward")
     assert sorted(m.step for m in reward) == list(range(1, 21))

@@ -1,0 +1,57 @@
+"""The MLflow store: its default location, a client, and the experiment.
+
+Tested in tests/sweeps/report/test_mlflow_sync.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_SQLITE = "sqlite:///"
+
+
+def default_uri(root: Path) -> str:
+    """The tracking URI of the store in a root folder."""
+    return f"{_SQLITE}{root.absolute() / 'mlflow.db'}"
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client; a missing SQLite store is created."""
+    # MLflow logs its table migrations at INFO, which tells a person who runs a sweep nothing.
+    for name in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+
+    if uri.startswith(_SQLITE) and not (path := Path(uri.removeprefix(_SQLITE))).exists():
+        _create_store(path)
+    return MlflowClient(tracking_uri=uri)
+
+
+def _create_store(path: Path) -> None:
+    """Create a SQLite store atomically: MLflow cannot use a store whose first migration was interrupted."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        SqlAlchemyStore(f"{_SQLITE}{partial}", str(path.parent / "mlartifacts")).engine.dispose()
+        with suppress(FileExistsError):  # another driver has created the store, and may be using it
+            os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def experiment_id_of(client: MlflowClient, name: str, uri: str, artifacts: Path) -> str:
+    """The id of the experiment, created if it does not exist."""
+    if experiment := client.get_experiment_by_name(name):
+        return experiment.experiment_id
+    # By default, a local store would put artifacts into ./mlruns of the current folder.
+    local = uri.startswith("sqlite:")
+    return client.create_experiment(name, artifacts.absolute().as_uri() if local else None)
