@@ -327,8 +327,8 @@ def mlflow_problems(cfg: SweepConfig) -> Iterator[str]:
         yield "MLflow's parent has no parameters"
     for trial_id, child in children.items():
         trial = record.trials[trial_id]
-        if child.info.status != "FINISHED" or child.data.tags["state"] != "COMPLETED":
-            yield f"MLflow says that {trial_id} is {child.info.status}, {child.data.tags['state']}"
+        if child.info.status != "FINISHED" or child.data.tags["state"] != str(trial.state):
+            yield f"MLflow has {trial_id} as {child.info.status}, {child.data.tags['state']}, not {trial.state}"
         if child.data.params.get("prompts_per_step") != str(trial.planned.prompts_per_step):
             yield f"MLflow has no parameters of {trial_id}"
         for name, due in (("reward", sorted(said[trial_id].steps)), ("eval_acc", sorted(said[trial_id].evaluations))):
