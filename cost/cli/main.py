@@ -351,14 +351,14 @@ def _focus(ledger: Ledger, book: PriceBook, scope: ReportScope, now_ns: int, ver
 
     from cost.records import LedgerError
     from cost.reports import focus
-    from cost.reports.grouped import left_out, scoped_attribution
+    from cost.reports.grouped import scoped_attribution, simulated_note
 
     if version not in focus.VERSIONS:
         raise LedgerError(f"there is no FOCUS {version!r} here; one of {', '.join(focus.VERSIONS)}")
     first = min((state.from_ns for state in ledger.leases.find()), default=now_ns)
     cuts = focus.month_cuts(first, now_ns + 32 * 86_400 * 10**9)
     found = scoped_attribution(ledger, book, scope, now_ns, cuts=cuts)
-    _say_apart(left_out(scope, found))
+    _say_apart(simulated_note(scope, found))
     if out is not None:
         focus.write(found, out, version=version)
         return

@@ -1,4 +1,7 @@
-"""The books as they were at a moment against those of today: which prices were known, and why a cost has changed."""
+"""An earlier state of the ledger compared with today's: the prices known then, and why a lease's cost has changed.
+
+Tested in tests/cost/close/test_close_month.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from cost.prices.book import PriceBook
 
 @dataclass(frozen=True)
 class CostChange:
-    """Why a lease costs another amount than it did; the three causes sum to the difference."""
+    """The cost of a lease then and now. The three causes sum to the difference."""
 
     lease_id: str
     currency: str
@@ -30,20 +33,20 @@ class CostChange:
         causes = {"prices": self.by_prices, "corrections": self.by_corrections, "late entries": self.by_late_entries}
         why = ", ".join(f"{name} {pico_text(pico)}" for name, pico in causes.items() if pico)
         then, now = (Money(pico, self.currency) for pico in (self.then_pico, self.now_pico))
-        return f"lease {self.lease_id}: {then} then, {now} in today's books: {why}"
+        return f"lease {self.lease_id}: {then} then, {now} now: {why}"
 
 
 def book_as_of(ledger: Ledger, book: PriceBook, as_of_ns: int) -> PriceBook:
     """The price book as it was known at a moment.
 
-    Rows that the ledger kept by then stand in for those edited since; rows that came later are left out, unless their
-    series has no earlier one.
+    Rows that the ledger had stored by then replace rows that were edited since. Rows added later are left out, unless
+    their series has no earlier row.
     """
-    kept = {(row.series, row.valid_from): row for row in ledger.price_archive.rows(as_of_ns)}
-    known = {row.series for row in book.rows if row.known_at(as_of_ns)} | {series for series, _ in kept}
-    rows = [row for row in book.rows if (row.series, row.valid_from) not in kept]
+    stored = {(row.series, row.valid_from): row for row in ledger.price_archive.rows(as_of_ns)}
+    known = {row.series for row in book.rows if row.known_at(as_of_ns)} | {series for series, _ in stored}
+    rows = [row for row in book.rows if (row.series, row.valid_from) not in stored]
     rows = [row for row in rows if row.known_at(as_of_ns) or row.series not in known]
-    return PriceBook((*rows, *kept.values()), book.folder)
+    return PriceBook((*rows, *stored.values()), book.folder)
 
 
 def cost_changes_since(
@@ -54,26 +57,29 @@ def cost_changes_since(
     sweep_id: str | None = None,
     rules: Sequence[BillingRule] | None = None,
 ) -> list[CostChange]:
-    """For each lease whose cost up to a moment is another one in today's books: by how much, and why.
+    """The leases whose cost up to a moment differs between the ledger at that moment and the ledger now.
 
-    What a billing rule would have added at that moment is left out on both sides.
+    Billing increments after that moment are left out on both sides.
     """
     old_book = book_as_of(ledger, book, as_of_ns)
+    currencies: dict[str, str] = {}
 
     def totals(prices: PriceBook, as_of: int | None) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        cuts = (as_of_ns,)
-        books = attribute(ledger, prices, as_of_ns, sweep_id=sweep_id, cuts=cuts, rules=rules, as_of_ns=as_of)
-        for line in books.lines:
-            if line.from_ns >= as_of_ns and "corrected" not in line.flags:
+        """By lease id: the charge, and the corrections."""
+        amounts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        attribution = attribute(
+            ledger, prices, as_of_ns, sweep_id=sweep_id, cuts=(as_of_ns,), rules=rules, as_of_ns=as_of
+        )
+        for line in attribution.lines:
+            corrected = "corrected" in line.flags
+            if line.from_ns >= as_of_ns and not corrected:
                 continue
-            found[line.lease.lease_id]["corrected" in line.flags] += line.pico
+            amounts[line.lease.lease_id][corrected] += line.pico
             currencies[line.lease.lease_id] = line.lease.currency
-        return found
+        return amounts
 
-    currencies: dict[str, str] = {}
     then, same_prices, now = totals(old_book, as_of_ns), totals(old_book, None), totals(book, None)
-    found = []
+    changes = []
     for lease_id in then:
         change = CostChange(
             lease_id,
@@ -85,5 +91,5 @@ def cost_changes_since(
             by_late_entries=same_prices[lease_id][0] - then[lease_id][0],
         )
         if change.then_pico != change.now_pico:
-            found.append(change)
-    return found
+            changes.append(change)
+    return changes

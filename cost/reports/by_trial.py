@@ -1,6 +1,8 @@
-"""Reports: lines gathered into rows that sum exactly to what was charged.
+"""Group cost lines into the rows of a report. The rows sum exactly to the lines.
 
-A sweep's report has one row per trial and one per category of overhead; their sum is the sweep's share of its leases.
+A sweep's report has one row per trial and one per overhead category; together they are the sweep's share of its leases.
+
+Tested in tests/cost/reports/test_report.py.
 """
 
 from __future__ import annotations
@@ -29,26 +31,26 @@ def sweep_report(
     rules: Sequence[BillingRule] | None = None,
     as_of_ns: int | None = None,
 ) -> Report:
-    """A row per trial and per category of overhead; they sum to the sweep's share of its leases' charges.
+    """One row per trial and per overhead category of a sweep; they sum to the sweep's share of its leases' charges.
 
     Raises:
-        PriceError: a price or a billing rule that a lease of the sweep was opened with is missing.
+        PriceError: a price or a billing rule that a lease of the sweep had when it was opened is missing.
     """
-    found = attribute(ledger, book, now_ns, sweep_id=sweep_id, rules=rules, as_of_ns=as_of_ns)
-    mine = [line for line in found.lines if line.sweep_id == sweep_id]
-    return Report(f"sweep {sweep_id}", now_ns, trial_rows(mine, found), open_leases(mine, found))
+    attribution = attribute(ledger, book, now_ns, sweep_id=sweep_id, rules=rules, as_of_ns=as_of_ns)
+    lines = [line for line in attribution.lines if line.sweep_id == sweep_id]
+    return Report(f"sweep {sweep_id}", now_ns, trial_rows(lines, attribution), open_leases(lines, attribution))
 
 
 def trial_costs(
     ledger: Ledger, book: PriceBook, sweep_id: str, now_ns: int, *, rules: Sequence[BillingRule] | None = None
 ) -> dict[str, Money]:
-    """What each trial of a sweep has cost so far; trials without a price are left out."""
+    """The cost so far of each trial of a sweep; trials without a price are left out."""
     report = sweep_report(ledger, book, sweep_id, now_ns, rules=rules)
     return {row.trial_id: cost for row in report.trials if (cost := row.cost) is not None}
 
 
-def trial_rows(lines: Iterable[CostLine], found: Attribution) -> tuple[ReportRow, ...]:
-    """Rows by trial, in the order they began, then by category of overhead; one set per sweep and currency."""
+def trial_rows(lines: Iterable[CostLine], attribution: Attribution) -> tuple[ReportRow, ...]:
+    """Rows by trial in the order of their start, then by overhead category; separate for each sweep and currency."""
     trials: dict[Hashable, list[CostLine]] = defaultdict(list)
     overheads: dict[Hashable, list[CostLine]] = defaultdict(list)
     for line in lines:
@@ -56,26 +58,28 @@ def trial_rows(lines: Iterable[CostLine], found: Attribution) -> tuple[ReportRow
             trials[line.sweep_id, line.trial_id, line.lease.currency].append(line)
         else:
             overheads[line.sweep_id, line.category, line.lease.currency].append(line)
-    began: dict[Hashable, int] = {}
+    starts: dict[Hashable, int] = {}
     attempts: dict[tuple[str, str], list[Usage]] = defaultdict(list)
-    for (sweep_id, key), usage in found.usages.items():
+    for (sweep_id, key), usage in attribution.usages.items():
         attempts[sweep_id, key.trial_id].append(usage)
-        began[sweep_id, key.trial_id] = min(usage.from_ns, began.get((sweep_id, key.trial_id), usage.from_ns))
+        starts[sweep_id, key.trial_id] = min(usage.from_ns, starts.get((sweep_id, key.trial_id), usage.from_ns))
     rows = []
-    for key, mine in sorted(trials.items(), key=lambda item: (began.get(item[0][:2], 0), str(item[0]))):  # type: ignore[index]
+    for key, trial_lines in sorted(trials.items(), key=lambda item: (starts.get(item[0][:2], 0), str(item[0]))):  # type: ignore[index]
         sweep_id, trial_id, _ = key  # type: ignore[misc]
-        rows.append(_trial_row(mine, sorted(attempts[sweep_id, trial_id], key=lambda u: (u.key.attempt, u.from_ns))))
-    for _, mine in sorted(overheads.items(), key=lambda item: str(item[0])):
-        rows.append(sum_lines("overhead", mine[0].category, mine, sweep_id=mine[0].sweep_id))
+        usages = sorted(attempts[sweep_id, trial_id], key=lambda u: (u.key.attempt, u.from_ns))
+        rows.append(_trial_row(trial_lines, usages))
+    for _, overhead_lines in sorted(overheads.items(), key=lambda item: str(item[0])):
+        first = overhead_lines[0]
+        rows.append(sum_lines("overhead", first.category, overhead_lines, sweep_id=first.sweep_id))
     return tuple(rows)
 
 
 def grouped_rows(lines: Iterable[CostLine], name_of: Callable[[CostLine], str]) -> tuple[ReportRow, ...]:
-    """Rows by any property of a line, one per currency, in order of name."""
+    """Rows by any property of a line, one per name and currency, ordered by name."""
     groups: dict[tuple[str, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         groups[name_of(line), line.lease.currency].append(line)
-    return tuple(sum_lines("group", name, mine) for (name, _), mine in sorted(groups.items()))
+    return tuple(sum_lines("group", name, group) for (name, _), group in sorted(groups.items()))
 
 
 def _trial_row(lines: Sequence[CostLine], attempts: Sequence[Usage]) -> ReportRow:
@@ -94,7 +98,7 @@ def _trial_row(lines: Sequence[CostLine], attempts: Sequence[Usage]) -> ReportRo
     for usage in attempts:
         labels.update(usage.labels)
     for usage in reversed(attempts):
-        # A trial was forecast when it was first started: what a later attempt knew better is no forecast of it.
+        # The forecast of the first attempt counts: a later one already uses what the earlier attempts measured.
         labels.update({name: usage.labels[name] for name in FORECASTS if name in usage.labels})
     return sum_lines(
         *("trial", first.trial_id, lines),
@@ -107,12 +111,12 @@ def _trial_row(lines: Sequence[CostLine], attempts: Sequence[Usage]) -> ReportRo
     )
 
 
-def open_leases(lines: Iterable[CostLine], found: Attribution) -> tuple[str, ...]:
-    """Which of the leases of some lines are still held."""
-    held = {line.lease.lease_id for line in lines}
-    return tuple(s.lease.lease_id for s in found.leases if s.to_ns is None and s.lease.lease_id in held)
+def open_leases(lines: Iterable[CostLine], attribution: Attribution) -> tuple[str, ...]:
+    """The ids of the leases of some lines that are still open."""
+    lease_ids = {line.lease.lease_id for line in lines}
+    return tuple(s.lease.lease_id for s in attribution.leases if s.to_ns is None and s.lease.lease_id in lease_ids)
 
 
-def usage_of(line: CostLine, found: Attribution) -> Usage | None:
-    """The attempt behind a line; None for overhead."""
-    return found.usages.get((line.sweep_id, UsageKey(line.lease.lease_id, line.trial_id, line.attempt)))
+def usage_of(line: CostLine, attribution: Attribution) -> Usage | None:
+    """The usage that caused a line; None for overhead."""
+    return attribution.usages.get((line.sweep_id, UsageKey(line.lease.lease_id, line.trial_id, line.attempt)))

@@ -1,6 +1,8 @@
-"""Reports over all leases: by trial, stage, sweep, day, user ... with a range of time and another currency.
+"""Reports over all leases: by trial, stage, sweep, day, user ... for a range of time, and in another currency.
 
-Every grouping gathers the same lines, so that every report of the same range has the same total.
+Every grouping uses the same cost lines, so all reports of one range have the same total.
+
+Tested in tests/cost/cli/test_main.py, tests/cost/charges/test_chargeback.py and tests/cost/prices/test_fx.py.
 """
 
 from __future__ import annotations
@@ -24,16 +26,20 @@ from cost.reports.by_trial import Report, grouped_rows, open_leases, trial_rows,
 
 GROUPINGS = ("trial", "stage", "sweep", *PERIODS, "user", "project", "cost_center", "machine", "category")
 IDLE_POLICIES = ("apart", "spread", "owner")
-NOBODY = "(none)"
+NO_NAME = "(none)"
+"""The group of the lines that have no value for what a report is grouped by."""
+
+MAX_INCREMENT_NS = 32 * 86_400 * 10**9
+"""How far a billing increment can lie after the end of its lease: no known billing rule adds more than a month."""
 
 
 @dataclass(frozen=True)
 class ReportScope:
-    """What a report is about.
+    """What a report covers and how it is grouped.
 
-    by: one of GROUPINGS, or `tag:NAME`. zone: where days begin. currency: None leaves each amount in its own.
-    idle: `apart` keeps overhead in rows of its own, `spread` adds each sweep's to its trials in proportion to what
-    they cost, `owner` leaves it to the machine's owner and no sweep.
+    by: one of GROUPINGS, or `tag:NAME`. zone: the time zone in which days begin. currency: None leaves each amount in
+    its own. idle: `apart` puts overhead in rows of its own, `spread` adds each sweep's overhead to its trials in
+    proportion to their cost, `owner` leaves overhead to the machine's owner and to no sweep.
     """
 
     by: str = "trial"
@@ -52,35 +58,37 @@ def grouped_report(
     """The report of a scope.
 
     Raises:
-        LedgerError: the scope names a grouping or a policy that there is not.
+        LedgerError: the scope names an unknown grouping or idle policy.
         PriceError: a price, a billing rule or an exchange rate is missing.
     """
     if scope.by not in GROUPINGS and not scope.by.startswith("tag:"):
-        raise LedgerError(f"there is no report by {scope.by!r}; by one of {', '.join(GROUPINGS)}, tag:NAME")
+        raise LedgerError(f"unknown grouping {scope.by!r}; choose one of {', '.join(GROUPINGS)}, tag:NAME")
     cuts: list[int] = []
     if scope.by in PERIODS:
         first = min((s.from_ns for s in ledger.leases.find()), default=now_ns)
-        # A billing increment may lie after the end of its lease: no known rule adds more than a month.
-        cuts = period_edges(first, now_ns + 32 * 86_400 * 10**9, scope.by, scope.zone)
+        cuts = period_edges(first, now_ns + MAX_INCREMENT_NS, scope.by, scope.zone)
     rates = load_rates(book.folder) if scope.currency is not None else ()
     if scope.as_of_ns is not None:
         rates = rates_as_of(rates, scope.as_of_ns)
-    found = scoped_attribution(ledger, book, scope, now_ns, cuts=[*cuts, *fixings(rates)], rules=rules)
+    attribution = scoped_attribution(ledger, book, scope, now_ns, cuts=[*cuts, *fixings(rates)], rules=rules)
     notes = tuple[str, ...]()
     if scope.currency is not None:
-        found, notes = in_currency(found, scope.currency, rates)
-    lines = found.lines
-    rows = trial_rows(lines, found) if scope.by == "trial" else grouped_rows(lines, _namer(scope, found))
+        attribution, notes = in_currency(attribution, scope.currency, rates)
+    lines = attribution.lines
+    if scope.by == "trial":
+        rows = trial_rows(lines, attribution)
+    else:
+        rows = grouped_rows(lines, _group_name(scope, attribution))
     if scope.as_of_ns is not None:
         changes = cost_changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
         notes += tuple(change.text for change in changes)
-    simulated = [state for state in found.leases if state.lease.simulated]
-    notes += left_out(scope, found)
-    # Simulated time runs ahead of the world's: its report is of its own end, not of an earlier moment.
+    notes += simulated_note(scope, attribution)
+    # The clock of a simulated sweep runs ahead of real time: its report is dated at its end, not at an earlier moment.
+    simulated = [state for state in attribution.leases if state.lease.simulated]
     ends = [state.to_ns or 0 for state in simulated] if scope.sweep_id else []
     at_ns = max([now_ns, *ends]) if scope.as_of_ns is None else now_ns
-    what = f"sweep {scope.sweep_id}" if scope.sweep_id else "all leases"
-    return Report(f"{what} by {scope.by}", at_ns, rows, open_leases(lines, found), notes)
+    subject = f"sweep {scope.sweep_id}" if scope.sweep_id else "all leases"
+    return Report(f"{subject} by {scope.by}", at_ns, rows, open_leases(lines, attribution), notes)
 
 
 def scoped_attribution(
@@ -92,42 +100,50 @@ def scoped_attribution(
     cuts: Sequence[int] = (),
     rules: Sequence[BillingRule] | None = None,
 ) -> Attribution:
-    """The lines that a scope lets through, cut at its range and at `cuts`, in their own currencies."""
+    """The cost lines within a scope, cut at its range and at `cuts`, each in its own currency."""
     if scope.idle not in IDLE_POLICIES:
-        raise LedgerError(f"{scope.idle!r} is no way to treat idle time; one of {', '.join(IDLE_POLICIES)}")
+        raise LedgerError(f"unknown policy for idle time: {scope.idle!r}; choose one of {', '.join(IDLE_POLICIES)}")
     if scope.as_of_ns is not None:
         book = book_as_of(ledger, book, scope.as_of_ns)
     edges = {ns for ns in (scope.from_ns, scope.to_ns) if ns is not None}.union(cuts)
-    found = attribute(
+    attribution = attribute(
         ledger, book, now_ns, sweep_id=scope.sweep_id, cuts=sorted(edges), rules=rules, as_of_ns=scope.as_of_ns
     )
-    lines = [line for line in _with_policy(found.lines, scope.idle) if _in_scope(line, scope)]
-    return replace(found, lines=tuple(apply_chargebacks(lines, chargebacks_by_sweep(ledger, scope.as_of_ns))))
+    lines = [line for line in _with_idle_policy(attribution.lines, scope.idle) if _in_scope(line, scope)]
+    lines = apply_chargebacks(lines, chargebacks_by_sweep(ledger, scope.as_of_ns))
+    return replace(attribution, lines=tuple(lines))
 
 
-def left_out(scope: ReportScope, found: Attribution) -> tuple[str, ...]:
-    """A sentence where what was simulated is not in a report of everything."""
-    if scope.sweep_id is None and any(state.lease.simulated for state in found.leases):
+def simulated_note(scope: ReportScope, attribution: Attribution) -> tuple[str, ...]:
+    """A sentence if a report over all leases leaves out simulated sweeps."""
+    if scope.sweep_id is None and any(state.lease.simulated for state in attribution.leases):
         return ("Simulated sweeps are left out; see one with: python -m cost report --sweep NAME",)
     return ()
 
 
-def in_currency(found: Attribution, currency: str, rates: Sequence[Rate]) -> tuple[Attribution, tuple[str, ...]]:
-    """The lines, and the forecasts of their trials, in another currency, each at the rate of its day; and the sentences
-    that name the rates. `found` must have been cut at their `fixings`: a line has one rate.
+def in_currency(attribution: Attribution, currency: str, rates: Sequence[Rate]) -> tuple[Attribution, tuple[str, ...]]:
+    """Convert lines and forecasts to another currency, each at the rate of its day; also returns notes on the rates.
+
+    The lines must have been cut at `fixings(rates)`, so that one rate applies to each.
 
     Raises:
         MissingRateError: a rate is missing.
     """
     converter, lines = Converter(currency, rates), []
-    for line in found.lines:
-        to = partial(converter, currency=line.lease.currency, at_ns=line.from_ns)
-        amounts, lease = line.by_price_kind and line.by_price_kind.converted(to), replace(line.lease, currency=currency)
-        pico, paid = to("pico", line.pico), to("paid_pico", line.paid_pico)
-        rate = converter.text(line.lease.currency, line.from_ns)
-        lines.append(replace(line, pico=pico, paid_pico=paid, by_price_kind=amounts, lease=lease, exchange_rate=rate))
-    usages = dict(found.usages)
-    for key, usage in found.usages.items():
+    for line in attribution.lines:
+        convert = partial(converter, currency=line.lease.currency, at_ns=line.from_ns)
+        lines.append(
+            replace(
+                line,
+                pico=convert("pico", line.pico),
+                paid_pico=convert("paid_pico", line.paid_pico),
+                by_price_kind=line.by_price_kind and line.by_price_kind.converted(convert),
+                lease=replace(line.lease, currency=currency),
+                exchange_rate=converter.text(line.lease.currency, line.from_ns),
+            )
+        )
+    usages = dict(attribution.usages)
+    for key, usage in attribution.usages.items():
         forecasts = {name: Money.parse(usage.labels[name]) for name in FORECASTS if name in usage.labels}
         if forecasts:
             texts = {
@@ -135,7 +151,7 @@ def in_currency(found: Attribution, currency: str, rates: Sequence[Rate]) -> tup
                 for name, money in forecasts.items()
             }
             usages[key] = replace(usage, labels={**usage.labels, **texts})
-    return replace(found, lines=tuple(lines), usages=usages), rate_notes(converter.used)
+    return replace(attribution, lines=tuple(lines), usages=usages), rate_notes(converter.used)
 
 
 def _in_scope(line: CostLine, scope: ReportScope) -> bool:
@@ -146,15 +162,16 @@ def _in_scope(line: CostLine, scope: ReportScope) -> bool:
     return scope.to_ns is None or line.from_ns < scope.to_ns
 
 
-def _namer(scope: ReportScope, found: Attribution) -> Callable[[CostLine], str]:
+def _group_name(scope: ReportScope, attribution: Attribution) -> Callable[[CostLine], str]:
+    """A function from a line to the name of its group."""
     if scope.by in PERIODS:
         return lambda line: period_name(line.from_ns, scope.by, scope.zone)
     if scope.by == "stage":
-        of_sweep = {sweep: u.labels["stage"] for (sweep, _), u in found.usages.items() if "stage" in u.labels}
-        return lambda line: _stage(line, found) or of_sweep.get(line.sweep_id, NOBODY)
+        stages = {sweep: u.labels["stage"] for (sweep, _), u in attribution.usages.items() if "stage" in u.labels}
+        return lambda line: _stage(line, attribution) or stages.get(line.sweep_id, NO_NAME)
     if scope.by.startswith("tag:"):
         tag = scope.by.removeprefix("tag:")
-        return lambda line: line.lease.tags.get(tag) or NOBODY
+        return lambda line: line.lease.tags.get(tag) or NO_NAME
     fields: dict[str, Callable[[CostLine], str]] = {
         "sweep": lambda line: line.sweep_id,
         "user": lambda line: line.lease.owner,
@@ -163,39 +180,47 @@ def _namer(scope: ReportScope, found: Attribution) -> Callable[[CostLine], str]:
         "machine": lambda line: line.lease.machine,
         "category": lambda line: line.category,
     }
-    return lambda line: fields[scope.by](line) or NOBODY
+    return lambda line: fields[scope.by](line) or NO_NAME
 
 
-def _stage(line: CostLine, found: Attribution) -> str | None:
-    usage = usage_of(line, found)
+def _stage(line: CostLine, attribution: Attribution) -> str | None:
+    usage = usage_of(line, attribution)
     return usage.labels.get("stage") if usage else None
 
 
-def _with_policy(lines: Sequence[CostLine], policy: str) -> Iterable[CostLine]:
+def _with_idle_policy(lines: Sequence[CostLine], policy: str) -> Iterable[CostLine]:
     if policy == "owner":
         return [line if line.trial_id else replace(line, sweep_id="") for line in lines]
     return _spread(lines) if policy == "spread" else lines
 
 
 def _spread(lines: Sequence[CostLine]) -> list[CostLine]:
-    """Each lease's overhead of a sweep goes to that sweep's trials; unassigned overhead to all trials of the lease."""
+    """Add each lease's overhead of a sweep to the sweep's trials, and unassigned overhead to all trials of the lease.
+
+    The weights are what the trials cost.
+    """
     weights: dict[tuple[str, str], dict[tuple[str, str, int], int]] = {}
     for line in lines:
         if line.trial_id and line.pico > 0:
-            holder = (line.sweep_id, line.trial_id, line.attempt)
+            attempt = (line.sweep_id, line.trial_id, line.attempt)
             for sweep_id in (line.sweep_id, ""):
-                of_sweep = weights.setdefault((line.lease.lease_id, sweep_id), {})
-                of_sweep[holder] = of_sweep.get(holder, 0) + line.pico
-    found = []
+                attempt_weights = weights.setdefault((line.lease.lease_id, sweep_id), {})
+                attempt_weights[attempt] = attempt_weights.get(attempt, 0) + line.pico
+    spread = []
     for line in lines:
-        holders = weights.get((line.lease.lease_id, line.sweep_id))
-        if line.trial_id or not holders:
-            found.append(line)
+        attempt_weights = weights.get((line.lease.lease_id, line.sweep_id))
+        if line.trial_id or not attempt_weights:
+            spread.append(line)
             continue
-        pico = largest_remainder(line.pico, list(holders.values()))
-        time = largest_remainder(line.micro_card_ns, list(holders.values()))
-        kinds = line.by_price_kind.split(list(holders.values())) if line.by_price_kind else [None] * len(holders)
-        for (sweep_id, trial_id, attempt), part, card_ns, of_part in zip(holders, pico, time, kinds, strict=True):
-            more = {"sweep_id": sweep_id, "trial_id": trial_id, "attempt": attempt}
-            found.append(replace(line, pico=part, micro_card_ns=card_ns, by_price_kind=of_part, **more))
-    return found
+        costs = list(attempt_weights.values())
+        parts = zip(
+            attempt_weights,
+            largest_remainder(line.pico, costs),
+            largest_remainder(line.micro_card_ns, costs),
+            line.by_price_kind.split(costs) if line.by_price_kind else [None] * len(costs),
+            strict=True,
+        )
+        for (sweep_id, trial_id, attempt), pico, micro_card_ns, amounts in parts:
+            share = {"pico": pico, "micro_card_ns": micro_card_ns, "by_price_kind": amounts}
+            spread.append(replace(line, sweep_id=sweep_id, trial_id=trial_id, attempt=attempt, **share))
+    return spread

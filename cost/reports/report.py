@@ -1,7 +1,4 @@
-"""What a report is made of: rows whose amounts are exact, and the report that holds them.
-
-Amounts are in 1e-12 of the currency; nothing is rounded here, nothing is converted, nothing is read.
-"""
+"""A report: rows with exact amounts in 1e-12 of their currency. Nothing is rounded, converted or read here."""
 
 from __future__ import annotations
 
@@ -19,22 +16,22 @@ from cost.money import Money
 NS_PER_HOUR = 3600 * 10**9
 
 COSTS = ("list_cost", "contracted_cost", "effective_cost", "billed_cost")
-"""What finance tells apart, by the names that reports have for them."""
+"""The four costs that finance distinguishes, by the names that reports use."""
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One line of a report. What does not apply is empty."""
+    """One row of a report. Fields that do not apply are empty."""
 
     kind: Literal["trial", "overhead", "group"]
     name: str
-    """The trial, the category of overhead, or what is grouped by (a day, a user ...)."""
+    """The trial, the overhead category, or the name of the group (a day, a user ...)."""
     sweep_id: str
     currency: str
     pico: int
-    """The cost, imputed cost of own hardware included. Meaningless where `unpriced`."""
+    """The cost, including the imputed cost of own hardware. Meaningless if `unpriced`."""
     billed_pico: int
-    """The part of it that somebody sends a bill for."""
+    """The part of the cost that a provider bills."""
     micro_card_ns: int
     categories: Mapping[str, int]
     """The cost by category; the values sum to `pico`."""
@@ -48,13 +45,13 @@ class ReportRow:
     flags: tuple[str, ...] = ()
     unpriced: bool = False
     status: str = "provisional"
-    """How firm it is, all in all: one of `status.STATUSES`."""
+    """How final the whole amount is: one of `charge_status.STATUSES`."""
     list_pico: int = 0
-    """What it would have cost at list prices."""
+    """The cost at list prices."""
     contracted_pico: int = 0
-    """What it would have cost at contracted prices, without commitments."""
+    """The cost at contracted prices, without commitments."""
     effective_pico: int = 0
-    """The cost with what was paid for commitments, and in advance, spread over its time."""
+    """The cost with commitments and upfront payments spread over their time."""
 
     @property
     def card_hours(self) -> Decimal:
@@ -64,28 +61,28 @@ class ReportRow:
 
     @property
     def costs(self) -> dict[str, int]:
-        """The cost as finance tells it apart: by name of COSTS."""
+        """The amounts of COSTS by name."""
         return dict(
             zip(COSTS, (self.list_pico, self.contracted_pico, self.effective_pico, self.billed_pico), strict=True)
         )
 
     @property
     def cost(self) -> Money | None:
-        """None: there is no price for some of it."""
+        """None: a part of the row has no price."""
         return None if self.unpriced else Money(self.pico, self.currency)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Rows, and what they were made for."""
+    """Rows with a title and notes."""
 
     title: str
     at_ns: int
     rows: tuple[ReportRow, ...]
     open_leases: tuple[str, ...]
-    """Leases in it that are still held: their cost grows."""
+    """Leases in the report that are still open: their cost grows."""
     notes: tuple[str, ...] = ()
-    """Exchange rates that were used; for an as-of report, what has changed since."""
+    """Sentences for the reader: the exchange rates used, what has changed since the moment of the report ..."""
 
     @property
     def trials(self) -> tuple[ReportRow, ...]:
@@ -101,11 +98,11 @@ class Report:
 
     @property
     def currency(self) -> str:
-        """The one currency of the report; `ValueError` where there are several."""
-        found = self.currencies
-        if len(found) > 1:
-            raise ValueError(f"the report is in several currencies ({', '.join(found)}): look at each one's total")
-        return found[0] if found else "USD"
+        """The one currency of the report; ValueError if there are several."""
+        currencies = self.currencies
+        if len(currencies) > 1:
+            raise ValueError(f"the report has several currencies ({', '.join(currencies)}); use the total of each")
+        return currencies[0] if currencies else "USD"
 
     @property
     def total_pico(self) -> int:
@@ -118,22 +115,22 @@ class Report:
 
     @property
     def unpriced(self) -> bool:
-        """Whether some of it has no price, so that the total is not all there is."""
+        """Whether a part of the report has no price, so that the total is incomplete."""
         return any(row.unpriced for row in self.rows)
 
     def total_in(self, currency: str) -> int:
         return sum(row.pico for row in self.rows if row.currency == currency)
 
     def costs_in(self, currency: str) -> dict[str, int]:
-        """The total as finance tells it apart: by name of COSTS."""
+        """The totals of COSTS by name."""
         rows = [row for row in self.rows if row.currency == currency]
         return {name: sum(row.costs[name] for row in rows) for name in COSTS}
 
 
 def sum_lines(
-    kind: Literal["trial", "overhead", "group"], name: str, lines: Sequence[CostLine], **more: Any
+    kind: Literal["trial", "overhead", "group"], name: str, lines: Sequence[CostLine], **fields: Any
 ) -> ReportRow:
-    """The sum of some lines in one currency."""
+    """A row that sums lines of one currency. `fields`: further fields of the row; `flags` are added to the lines'."""
     categories: dict[str, int] = defaultdict(int)
     machines, skus, sources, flags = set(), set(), set(), set()
     pico = billed = card_ns = listed = contracted = effective = 0
@@ -172,11 +169,11 @@ def sum_lines(
         machine=" ".join(sorted(machines)),
         sku=" ".join(sorted(skus)),
         price_source=" | ".join(sorted(sources)),
-        flags=tuple(sorted(flags | set(more.pop("flags", ())))),
+        flags=tuple(sorted(flags | set(fields.pop("flags", ())))),
         unpriced=unpriced,
         status=least_final({line.status for line in lines}),
         list_pico=listed,
         contracted_pico=contracted,
         effective_pico=effective,
-        **{"sweep_id": "", **more},
+        **{"sweep_id": "", **fields},
     )

@@ -149,7 +149,7 @@ def test_idle_time_is_kept_apart_or_spread_or_left_to_the_owner(report):
     assert spread["total"] == apart["total"]
     assert owner["overheads"] == []
     assert Decimal(owner["total"]) == sum(Decimal(t["cost"]) for t in apart["trials"])
-    assert "no way to treat idle" in report("--idle", "hide", code=2)
+    assert "unknown policy for idle time" in report("--idle", "hide", code=2)
 
 
 def test_csv_goes_to_a_file_whole(report, tmp_path):
@@ -182,7 +182,7 @@ def test_an_earlier_report_is_reproduced_as_of_its_day(report, root, pricing, cl
         correction = Correction("c", "L1", "credit", -(10**12), "USD", clock.utc, "credit note", "sweep-1")
         ledger.corrections.add(correction)
     after = json.loads(report(*asked))
-    assert after.pop("notes") == ["lease L1: 16.2 USD then, 15.2 USD in today's books: corrections -1"]
+    assert after.pop("notes") == ["lease L1: 16.2 USD then, 15.2 USD now: corrections -1"]
     assert after == {name: value for name, value in before.items() if name != "notes"}
     now = json.loads(report("--sweep", "sweep-1", "--json"))
     assert ("credit", "-1") in [(r["name"], r["cost"]) for r in now["overheads"]]
@@ -192,7 +192,7 @@ def test_an_earlier_report_is_reproduced_as_of_its_day(report, root, pricing, cl
     ("arguments", "message"),
     [
         (["--sweep", "nope"], "there is no sweep 'nope'"),
-        (["--by", "colour"], "no report by 'colour'"),
+        (["--by", "colour"], "unknown grouping 'colour'"),
         (["--tz", "Mars/Olympus"], "no time zone"),
         (["--from", "yesterday"], "is not a date"),
         (["--format", "xml"], "no format 'xml'"),
