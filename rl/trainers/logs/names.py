@@ -338,6 +338,8 @@ ALIASES: tuple[Alias, ...] = (
         ),
         *((name, "grad_norm") for name in ("gradient_norm", "grad_norm_mean")),
         *((name, "reward_std") for name in ("std_reward", "rewards_std")),
+        *((f"reward_{name}", "") for name in ("error_frac", "min", "max", "median")),
+        ("reward_*", "rewards/*"),
         *((name, "approx_kl") for name in ("ppo_kl", "kl_old", "policy_kl")),
         *((name, "truncated_frac") for name in ("truncated_ratio", "truncation_rate", "truncated_rate")),
         *((name, "zero_std_frac") for name in ("frac_reward_zero_std", "zero_std_ratio", "dead_group_frac")),
@@ -357,22 +359,12 @@ ALIASES: tuple[Alias, ...] = (
 
 NOT_METRICS = frozenset(
     {
-        *(
-            "step",
-            "global_step",
-            "epoch",
-            "time",
-            "timestamp",
-            "_timestamp",
-            "_runtime",
-            "_step",
-            "num_tokens",
-            "iteration",
-        ),
-        *("training/global_step", "training/epoch", "train/global_step", "train/step", "rollout/step", "total_flos"),
+        *("step", "Step", "_step", "global_step", "train/global_step", "training/global_step", "train/step"),
+        *("rollout/step", "iteration", "epoch", "Epoch", "training/epoch", "num_tokens", "total_flos"),
+        *("time", "timestamp", "_timestamp", "_runtime"),
     }
 )
-"""Counters and clocks: they are no curves, and differ in rows that are otherwise the same."""
+"""Counters and clocks. They are no curves, and they differ in rows that are the same otherwise."""
 
 PREFERENCE_TRAINING = ("rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "reward_chosen")
 """Names that only logs of DPO and of reward models have."""
@@ -446,23 +438,16 @@ class Names:
         return alias is not None and alias.evaluation
 
 
-def recognised(names: Iterable[str], trainers: Sequence[str] = tuple(TRAINERS)) -> str:
-    """The trainer whose names these most probably are.
-
-    It has the most names in the table, and one at least that `generic` has not; else they are `generic`.
-    """
+def recognised(names: Iterable[str]) -> str:
+    """The trainer that has most of these names; `generic` where none has a name that `generic` has not."""
     seen = [name for name in names if name not in NOT_METRICS]
-    best, best_score = "generic" if "generic" in trainers else trainers[0], (0, 0)
     generic = {name for name in seen if _find("generic", name)[1]}
-    for trainer in trainers:
+    best, most = "generic", (len(generic), 0)
+    for trainer in TRAINERS:
         known = {name for name in seen if _find(trainer, name)[1]}
-        score = (len(known), len(known - generic))
-        if trainer == "generic":
-            score = (len(known), 0)
-        elif not score[1] and len(trainers) > 1:
-            continue
-        if score > best_score:
-            best, best_score = trainer, score
+        own = len(known - generic)
+        if own and (len(known), own) > most:
+            best, most = trainer, (len(known), own)
     return best
 
 
@@ -486,6 +471,10 @@ def tidy(name: str) -> str:
     return re.sub(r"\s*/\s*", "/", name.strip().strip("\"'"))
 
 
+_OUR_NAME = -1
+"""Instead of an index in the table: the name of a curve of ours, which is used before any other."""
+
+
 @cache
 def _exact(trainer: str) -> dict[str, int]:
     found: dict[str, int] = {}
@@ -493,9 +482,7 @@ def _exact(trainer: str) -> dict[str, int]:
         if alias.trainer == trainer and "*" not in alias.name:
             found.setdefault(_key(trainer, alias.name), index)
     if trainer == "generic":
-        first = next(i for i, alias in enumerate(ALIASES) if alias.trainer == "generic")
-        for curve in (*CURVES, *(f"{phase}_seconds" for phase in PHASES)):
-            found[curve] = -len(ALIASES) + first
+        found |= dict.fromkeys((*CURVES, *(f"{phase}_seconds" for phase in PHASES)), _OUR_NAME)
     return found
 
 
@@ -520,7 +507,7 @@ def _find(trainer: str, name: str) -> tuple[int, Alias | None, str]:
     for candidate in (name, name.removeprefix("train/"), f"train/{name}"):
         key = _key(trainer, candidate)
         if (index := _exact(trainer).get(key)) is not None:
-            return (index, ALIASES[index], "") if index >= 0 else (index, Alias("generic", key, key), "")
+            return index, Alias(trainer, key, key) if index == _OUR_NAME else ALIASES[index], ""
         for pattern, index in _patterns(trainer):
             if found := pattern.fullmatch(key):
                 return index, ALIASES[index], found[1]

@@ -1,14 +1,14 @@
-"""One entry for all formats: find out what a file is, read it, and say what a reader of its curves has to know."""
+"""The entry for all formats: choose the reader that finds most rows, map its names to our curves, and add notes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rl.trainers.logs import (
-    configuration,
+from rl.trainers.logs import configuration, zeros
+from rl.trainers.logs.formats import (
     json_files,
     labelled_lines,
     nemo_rl_console,
@@ -18,7 +18,6 @@ from rl.trainers.logs import (
     tables,
     trl_console,
     verl_console,
-    zeros,
 )
 from rl.trainers.logs.names import (
     PREFERENCE_TRAINING,
@@ -31,7 +30,7 @@ from rl.trainers.logs.names import (
 )
 from rl.trainers.logs.records import Parsed
 from rl.trainers.logs.run import Evaluation, Facts, ImportedRun, LogError, Note, Row
-from rl.trainers.logs.steps import Placed, Placement, place
+from rl.trainers.logs.steps import Placed, place
 from rl.trainers.logs.text import Document, read_document
 
 _READERS: Sequence[tuple[Callable[[Document], Parsed | None], str]] = (
@@ -47,8 +46,16 @@ _READERS: Sequence[tuple[Callable[[Document], Parsed | None], str]] = (
 )
 """Where two readers find equally many rows, the first one counts."""
 
-_DERIVED_PHASES = ("rollout", "reward", "logprob", "train", "sync", "other")
+_PHASES_OF_A_STEP = ("rollout", "reward", "logprob", "train", "sync", "other")
 """Phases that lie within a step in every trainer."""
+
+
+_GROUP_ESTIMATORS = frozenset(
+    {"grpo", "grpo_passk", "rloo", "gspo", "cispo", "dr_grpo", "group_norm", "reinforce_plus_plus_baseline"}
+)
+"""Settings of verl, slime and OpenRLHF that compare the completions of one prompt."""
+_FIRST_KL = 0.05
+"""Nats a token. One step does not move a policy so far from where it started."""
 
 
 def read_run(path: str | Path, trainer: str = "auto", *, rows_are_means_of: int | None = None) -> ImportedRun:
@@ -83,20 +90,21 @@ def read_bytes(
     document = read_document(data)
     if not document.text.strip(" \t\r\n\0"):
         raise LogError(f"{name} is empty" if not document.notes else f"{name}: nothing of it can be decompressed")
-    best: tuple[int, Parsed, Names] | None = None
+    best: tuple[tuple[int, int], Parsed, Names] | None = None
     for reader, _ in _READERS:
         parsed = reader(document)
         if parsed is None or (trainer != "auto" and parsed.trainer not in (None, trainer)):
             continue
         names = Names(_trainer_of(parsed, trainer))
-        rows = sum(_is_of_rl(record.values, names) for record in parsed.records)
-        if best is None or rows > best[0]:
-            best = (rows, parsed, names)
-    if best is None or not best[0]:
-        raise LogError(_why_not(document, name, trainer, best[1] if best else None))
-    _, parsed, names = best
-    parsed.rows_are_means = parsed.rows_are_means or names.trainer == "trl"
-    return _run(parsed, names, document, rows_are_means_of)
+        score = (sum(_is_of_rl(record.values, names) for record in parsed.records), len(parsed.records))
+        if best is None or score > best[0]:
+            best = (score, parsed, names)
+    if best is not None and best[0][0]:
+        _, parsed, names = best
+        parsed.rows_are_means = parsed.rows_are_means or names.trainer == "trl"
+        if run := _run(parsed, names, document, rows_are_means_of):
+            return run
+    raise LogError(_refusal(document, name, trainer, best[1] if best else None))
 
 
 def _trainer_of(parsed: Parsed, trainer: str) -> str:
@@ -105,16 +113,13 @@ def _trainer_of(parsed: Parsed, trainer: str) -> str:
     return parsed.trainer or recognised({name for record in parsed.records for name in record.values})
 
 
-def _is_of_rl(values: object, names: Names) -> bool:
+def _is_of_rl(values: Mapping[str, float], names: Names) -> bool:
     """Whether a row has a curve that only reinforcement learning has."""
-    mapped = names.map(values, _ANY_PROMPTS)  # type: ignore[arg-type]
-    return not RL_CURVES.isdisjoint(mapped.curves)
+    return not RL_CURVES.isdisjoint(names.map(values, Facts()).curves)
 
 
-_ANY_PROMPTS = Facts(prompts_per_step=1)
-
-
-def _run(parsed: Parsed, names: Names, document: Document, rows_are_means_of: int | None) -> ImportedRun:
+def _run(parsed: Parsed, names: Names, document: Document, rows_are_means_of: int | None) -> ImportedRun | None:
+    """The run; None where no row of it has a curve."""
     facts = configuration.facts(parsed.configuration)
     if facts.steps_planned is None and parsed.bars:
         facts = replace(facts, steps_planned=parsed.bars[-1].total)
@@ -123,16 +128,20 @@ def _run(parsed: Parsed, names: Names, document: Document, rows_are_means_of: in
     rows: list[Row] = []
     evaluations: list[Evaluation] = []
     unmapped: set[str] = set()
+    derived: list[Note] = []
     for placed in placement.rows:
         mapped = names.map(placed.values, facts, binary)
         unmapped |= mapped.unmapped
         evaluations += _evaluations(placed, mapped)
         if mapped.curves or mapped.phases or mapped.rewards:
+            derived += _derive_step_seconds(placed, mapped)
             rows.append(_row(placed, mapped))
     for placed in placement.evaluations:
         evaluations += _evaluations(placed, names.map(placed.values, facts, binary))
+    if not rows:
+        return None
     kept, zero_notes = zeros.judge(rows, facts)
-    notes = [*document.notes, *parsed.notes, *placement.notes, *zero_notes, *_meanings(kept, placement, binary)]
+    notes = [*document.notes, *parsed.notes, *placement.notes, *zero_notes, *derived, *_meanings(kept, binary)]
     notes += _not_grpo(facts, parsed)
     if facts.lr is None:
         facts = replace(facts, lr=max((row.lr for row in kept if row.lr), default=None))
@@ -147,20 +156,27 @@ def _run(parsed: Parsed, names: Names, document: Document, rows_are_means_of: in
         rows=kept,
         evaluations=tuple(sorted(evaluations, key=lambda e: (e.attempt, e.step))),
         facts=facts,
-        notes=tuple(_distinct(notes)),
+        notes=tuple(dict.fromkeys(notes)),
         elapsed_seconds=parsed.elapsed_seconds,
         unmapped=tuple(sorted(unmapped)),
     )
 
 
+def _derive_step_seconds(placed: Placed, mapped: Mapped) -> list[Note]:
+    """Fill in the time of a step where it is not logged, and note where it comes from."""
+    if "step_seconds" in mapped.curves:
+        return []
+    if placed.step_seconds is not None:
+        mapped.curves["step_seconds"] = placed.step_seconds
+        return [Note("derived", "step_seconds is taken from the progress bar, in whole seconds.", "step_seconds")]
+    if within := [mapped.phases[phase] for phase in _PHASES_OF_A_STEP if phase in mapped.phases]:
+        mapped.curves["step_seconds"] = sum(within)
+        text = "step_seconds is the sum of the phases that are logged; time outside of them is not in it."
+        return [Note("derived", text, "step_seconds")]
+    return []
+
+
 def _row(placed: Placed, mapped: Mapped) -> Row:
-    curves = dict(mapped.curves)
-    if "step_seconds" not in curves:
-        within = [mapped.phases[phase] for phase in _DERIVED_PHASES if phase in mapped.phases]
-        if placed.step_seconds is not None:
-            curves["step_seconds"] = placed.step_seconds
-        elif within:
-            curves["step_seconds"] = sum(within)
     return Row(
         step=placed.step,
         rows_are_means_of=placed.covers,
@@ -168,7 +184,7 @@ def _row(placed: Placed, mapped: Mapped) -> Row:
         line=placed.line,
         phase_seconds=mapped.phases,
         rewards=mapped.rewards,
-        **curves,
+        **mapped.curves,
     )
 
 
@@ -190,26 +206,9 @@ def _not_grpo(facts: Facts, parsed: Parsed) -> list[Note]:
     return notes
 
 
-_GROUP_ESTIMATORS = (
-    "grpo",
-    "grpo_passk",
-    "rloo",
-    "gspo",
-    "cispo",
-    "dr_grpo",
-    "group_norm",
-    "reinforce_plus_plus_baseline",
-)
-
-
-def _meanings(rows: Sequence[Row], placement: Placement, binary: frozenset[str]) -> list[Note]:
-    """Notes on values that were derived, or whose meaning rests on an assumption."""
+def _meanings(rows: Sequence[Row], binary: frozenset[str]) -> list[Note]:
+    """Notes on curves whose meaning rests on an assumption, or differs from our definition in this log."""
     notes: list[Note] = []
-    if any(placed.step_seconds is not None for placed in placement.rows):
-        notes.append(Note("derived", "step_seconds is taken from the progress bar, in whole seconds.", "step_seconds"))
-    elif any(row.step_seconds is not None for row in rows) and not any(_has_step_time(p) for p in placement.rows):
-        text = "step_seconds is the sum of the phases that are logged; time outside of them is not in it."
-        notes.append(Note("derived", text, "step_seconds"))
     if binary and any(row.acc is not None for row in rows):
         text = (
             "acc is read from the score, whose smallest and largest values are 0 and 1: a score that gives part of a"
@@ -219,28 +218,24 @@ def _meanings(rows: Sequence[Row], placement: Placement, binary: frozenset[str])
     if any(row.reward is not None and row.reward < 0 for row in rows):
         text = "Rewards are negative in part: rules on a share of the best reward have no meaning here."
         notes.append(Note("meaning", text, "reward"))
+    first = rows[0]
+    if first.step == 1 and first.kl is not None and first.kl > _FIRST_KL:
+        text = (
+            f"kl is {first.kl:g} in step 1: the reference seems to be another model than the one training started with."
+        )
+        notes.append(Note("meaning", text, "kl"))
     if any(row.kl is not None and row.kl < 0 for row in rows):
         notes.append(Note("meaning", "kl is negative in part: it is a signed estimate (k1), not k3.", "kl"))
     return notes
 
 
-def _has_step_time(placed: Placed) -> bool:
-    return any(
-        name.lower().endswith(("step_time", "/step", "step_seconds", "time", "step_total", "t_step"))
-        for name in placed.values
-    )
-
-
-def _distinct(notes: Sequence[Note]) -> list[Note]:
-    return list(dict.fromkeys(notes))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
-# What to say where nothing fits
+# Refusals
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _why_not(document: Document, name: str, trainer: str, parsed: Parsed | None) -> str:
+def _refusal(document: Document, name: str, trainer: str, parsed: Parsed | None) -> str:
+    """Why the file cannot be read as a GRPO run, in one line."""
     if parsed is not None and parsed.records:
         seen = Counter(metric for record in parsed.records for metric in record.values)
         if any(metric.endswith(PREFERENCE_TRAINING) for metric in seen):

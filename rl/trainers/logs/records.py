@@ -1,4 +1,4 @@
-"""What a reader of one format hands on: rows as they stand in the file, with the trainer's own names."""
+"""What a reader of one format returns: rows as they stand in the file, with the trainer's own names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Record:
     """As logged; None: the format has no step numbers."""
     values: Mapping[str, float]
     index: int = 0
-    """Position among the document's lines, to compare with bars and summaries."""
+    """Position in the file, to compare with other records, bars and summaries."""
 
 
 @dataclass(frozen=True, slots=True)

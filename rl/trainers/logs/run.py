@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from rl import messages
+
 EIGHT_CURVES = ("reward", "acc", "ratio_mean", "clip_frac", "kl", "entropy", "response_length", "grad_norm")
 COMPANIONS = (
     *("reward_std", "approx_kl", "truncated_frac", "zero_std_frac", "lr", "loss", "sampler_ratio_mean"),
     *("logp_diff_mean", "logp_diff_max", "mismatch_kl", "staleness", "step_seconds"),
 )
 CURVES = EIGHT_CURVES + COMPANIONS
-PHASES = ("rollout", "reward", "logprob", "train", "sync", "evaluation", "checkpoint", "other")
-"""Phases of a step, as in `rl.messages.PHASES`; a log has no `startup` and no `recovery`."""
+PHASES = tuple(phase for phase in messages.PHASES if phase not in ("startup", "recovery"))
+"""Phases of a step; a log does not tell the seconds before the first step."""
 
 NoteKind = Literal[
     "unwired",

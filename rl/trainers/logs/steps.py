@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,9 @@ from rl.trainers.logs.records import Parsed, Record
 from rl.trainers.logs.run import Facts, Note
 
 _LOOK_AHEAD = 100
-"""Records within which a step that was logged late has to be caught up with."""
+"""A step that was logged late is followed by a newer one within so many records."""
 _COARSEST = 0.3
-"""Rows are counted by the epoch where its last printed digit is less than this share of its change in a row."""
-
+"""Rows are counted by the epoch if its last printed digit is less than this share of its change from row to row."""
 _ROUNDING = 0.0005
 """Half of the last digit of the steps per second in a summary."""
 
@@ -29,6 +29,8 @@ class Placed:
     attempt: int
     step: int
     line: int
+    index: int
+    """Position among the document's lines, or entries."""
     values: dict[str, float]
     covers: int = 1
     """Steps that it is the mean of."""
@@ -44,8 +46,6 @@ class Placement:
     evaluations: list[Placed] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     logging_steps: int | None = None
-    ended_without_steps: int = 0
-    """Reports of an end with no step since the last one."""
 
 
 def place(parsed: Parsed, names: Names, facts: Facts, rows_are_means_of: int | None) -> Placement:
@@ -57,13 +57,19 @@ def place(parsed: Parsed, names: Names, facts: Facts, rows_are_means_of: int | N
         elif any(names.is_evaluation(name) for name in record.values):
             evaluations.append(record)
     placement = Placement()
-    if any(record.step is None for record in training):
-        _count_rows(placement, parsed, training, facts, rows_are_means_of)
-    else:
+    with_step = [record for record in training if record.step is not None]
+    if 2 * len(with_step) >= len(training):
+        if len(with_step) < len(training):
+            text = f"{len(training) - len(with_step)} rows without a step number are left out."
+            placement.notes.append(Note("skipped", text))
+        training = with_step
         _by_counter(placement, training, names)
         _cover(placement, parsed, facts, rows_are_means_of)
-    _sort_in_evaluations(placement, training, evaluations)
-    _count_empty_attempts(placement, parsed, training)
+    else:
+        _by_count(placement, parsed, training, facts, rows_are_means_of)
+    _note_restarts(placement)
+    _place_evaluations(placement, evaluations)
+    _note_empty_attempts(placement, parsed, training)
     return placement
 
 
@@ -90,13 +96,13 @@ def _by_counter(placement: Placement, records: Sequence[Record], names: Names) -
                 continue
         elif step < last and _is_late(records, position, attempt, last):
             late += 1
-            attempt[step] = Placed(len(attempts), step, record.line, dict(record.values))
+            attempt[step] = Placed(len(attempts), step, record.line, record.index, dict(record.values))
             continue
         if known is not None or step < last:
             attempt = {}
             attempts.append(attempt)
         last = step
-        attempt[step] = Placed(len(attempts), step, record.line, dict(record.values))
+        attempt[step] = Placed(len(attempts), step, record.line, record.index, dict(record.values))
     for one in attempts:
         placement.rows += [one[step] for step in sorted(one)]
     if repeated:
@@ -111,7 +117,6 @@ def _by_counter(placement: Placement, records: Sequence[Record], names: Names) -
         for row in placement.rows:
             row.step += 1
         placement.notes.append(Note("step_numbers", "The log counts steps from 0; its step 0 is step 1 here."))
-    _note_restarts(placement)
 
 
 def _relation(known: Mapping[str, float], new: Mapping[str, float], names: Names) -> str:
@@ -143,13 +148,7 @@ def _cover(placement: Placement, parsed: Parsed, facts: Facts, stated: int | Non
     rows = placement.rows
     gaps = [b.step - a.step for a, b in pairwise(rows) if a.attempt == b.attempt]
     usual = Counter(gaps).most_common(1)[0][0] if gaps else 0
-    spacing = (
-        facts.logging_steps
-        or stated
-        or (usual if len(gaps) >= 2 else 0)
-        or (rows[0].step if len(rows) == 1 else usual)
-        or 1
-    )
+    spacing = facts.logging_steps or stated or usual or 1
     placement.logging_steps = spacing if spacing > 1 or facts.logging_steps else None
     previous: Placed | None = None
     missing: list[tuple[int, int]] = []
@@ -163,15 +162,10 @@ def _cover(placement: Placement, parsed: Parsed, facts: Facts, stated: int | Non
             missing.append((before + 1, row.step - spacing))
         previous = row
     if missing:
-        shown = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in missing[:5])
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        placement.notes.append(Note("missing_steps", f"No rows for steps {shown}{more}."))
+        placement.notes.append(_missing(missing))
     if rows and not parsed.rows_are_means and stated is None and spacing > 1:
-        placement.notes.append(
-            Note(
-                "step_numbers", f"Logged every {spacing} steps; a row is taken as one step, not as a mean of {spacing}."
-            )
-        )
+        text = f"Logged every {spacing} steps; a row is taken as one step, not as a mean of {spacing}."
+        placement.notes.append(Note("step_numbers", text))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -179,102 +173,108 @@ def _cover(placement: Placement, parsed: Parsed, facts: Facts, stated: int | Non
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _count_rows(
+def _by_count(
     placement: Placement, parsed: Parsed, records: Sequence[Record], facts: Facts, stated: int | None
 ) -> None:
     clock = next((n for n in ("num_tokens", "epoch") if all(n in record.values for record in records)), None)
-    ends = [summary.index for summary in parsed.summaries]
-    attempt, positions = 1, []
-    starts: list[int] = []
-    for i, record in enumerate(records):
-        before = records[i - 1] if i else None
-        if before is not None:
-            ended = any(before.index < end < record.index for end in ends)
-            back = clock is not None and record.values[clock] < before.values[clock]
-            if ended or back:
-                attempt += 1
-        if len(starts) < attempt:
-            starts.append(i)
-        positions.append((attempt, i - starts[attempt - 1] + 1))
-    exact = _positions_from_epoch(records) if attempt == 1 else None
-    numbered = [placed for _, placed in positions] if exact is None else exact
-    for i, start in enumerate(starts[1:], 2):
-        offset = _rows_before(records, start, clock)
-        for j, (a, _) in enumerate(positions):
-            if a == i:
-                numbered[j] += offset
-    steps, k, basis = _steps_a_row(parsed, records, numbered, attempt, exact is not None, clock, facts, stated)
+    attempts = _attempts(records, [summary.index for summary in parsed.summaries], clock)
+    exact = _rows_by_epoch(records) if attempts[-1] == 1 else None
+    numbers = exact or _row_numbers(records, attempts, clock)
+    gap = None if exact else _gap(records, clock)
+    bars = _steps_by_bar(parsed.bars, records, attempts)
+    if bars is not None and {stated, facts.logging_steps} <= {None, bars[1]}:
+        steps, k = bars
+        basis = "from the progress bar"
+    else:
+        k, basis = _steps_a_row(parsed, numbers, facts, stated, whole=attempts[-1] == 1 and gap is None)
+        steps = [number * k for number in numbers]
     placement.logging_steps = k if k > 1 else None
-    for (a, _), step, record in zip(positions, steps, records, strict=True):
-        placement.rows.append(Placed(a, step, record.line, dict(record.values), k))
-    what = "1 step a row" if k == 1 else f"{k} steps a row"
-    placement.notes.append(Note("step_numbers", f"The log has no step numbers: rows are counted, {what} ({basis})."))
+    for attempt, step, record in zip(attempts, steps, records, strict=True):
+        placement.rows.append(Placed(attempt, step, record.line, record.index, dict(record.values), k))
+    a_row = "1 step a row" if k == 1 else f"{k} steps a row"
+    placement.notes.append(Note("step_numbers", f"The log has no step numbers: rows are counted, {a_row} ({basis})."))
+    _note_missing(placement, k, gap, clock)
+    if attempts[-1] == 1:
+        elapsed = {0: 0, **elapsed_by_count(parsed.bars)}
+        for row in placement.rows:
+            if row.step in elapsed and row.step - k in elapsed:
+                row.step_seconds = (elapsed[row.step] - elapsed[row.step - k]) / k
+
+
+def _attempts(records: Sequence[Record], ends: Sequence[int], clock: str | None) -> list[int]:
+    """The attempt of each record: a new one starts after a reported end, and where the clock of the run goes back."""
+    attempts = [1]
+    for before, record in pairwise(records):
+        ended = any(before.index < end < record.index for end in ends)
+        back = clock is not None and record.values[clock] < before.values[clock]
+        attempts.append(attempts[-1] + (ended or back))
+    return attempts
+
+
+def _row_numbers(records: Sequence[Record], attempts: Sequence[int], clock: str | None) -> list[int]:
+    """Rows counted from 1; a later attempt goes on from the rows that were logged at an earlier time of its clock."""
+    numbers: list[int] = []
+    for i, record in enumerate(records):
+        if i and attempts[i] == attempts[i - 1]:
+            numbers.append(numbers[-1] + 1)
+            continue
+        earlier = {r.values[clock] for r in records[:i] if r.values[clock] < record.values[clock]} if clock else ()
+        numbers.append(len(earlier) + 1)
+    return numbers
+
+
+def _steps_by_bar(
+    bars: Sequence[Bar], records: Sequence[Record], attempts: Sequence[int]
+) -> tuple[list[int], int] | None:
+    """The count of the progress bar when each row was printed, and the steps a row; None if they do not fit.
+
+    Output to a file is held back in blocks and comes long after its bar: then several rows have one count.
+    """
+    counts: list[int] = []
+    position, current = 0, 0
+    for record in records:
+        while position < len(bars) and bars[position].index <= record.index:
+            current = bars[position].count
+            position += 1
+        counts.append(current)
+    changes = [b - a for (a, b), (i, j) in zip(pairwise(counts), pairwise(attempts), strict=True) if i == j]
+    k = Counter(changes).most_common(1)[0][0] if changes else counts[0]
+    fits = k > 0 and all(change > 0 for change in changes) and all(count > 0 and count % k == 0 for count in counts)
+    return (counts, k) if fits else None
+
+
+def _note_missing(placement: Placement, k: int, gap: int | None, clock: str | None) -> None:
     rows = placement.rows
     missing = [(a.step + 1, b.step - k) for a, b in pairwise(rows) if a.attempt == b.attempt and b.step - a.step > k]
     if rows[0].step > k:
         missing.insert(0, (1, rows[0].step - k))
     if missing:
-        shown = ", ".join(f"{first} to {last}" for first, last in missing[:5])
-        placement.notes.append(Note("missing_steps", f"No rows for steps {shown}."))
-    elif exact is None and (gap := _gap(records, clock)):
-        placement.notes.append(
-            Note(
-                "missing_steps", f"Rows are missing before line {gap}: {clock} jumps there; steps after it are too low."
-            )
-        )
-    _note_restarts(placement)
-    if attempt == 1:
-        elapsed = elapsed_by_count(parsed.bars)
-        elapsed.setdefault(0, 0)
-        for row in rows:
-            if row.step in elapsed and row.step - k in elapsed:
-                row.step_seconds = (elapsed[row.step] - elapsed[row.step - k]) / k
+        placement.notes.append(_missing(missing))
+    elif gap is not None:
+        text = f"Rows are missing before line {gap}: {clock} jumps there; steps after it are too low."
+        placement.notes.append(Note("missing_steps", text))
 
 
-def _rows_before(records: Sequence[Record], start: int, clock: str | None) -> int:
-    """How many rows of earlier attempts lie before the first row of this one, by the clock of the run."""
-    if clock is None:
-        return 0
-    first = records[start].values[clock]
-    return len({record.values[clock] for record in records[:start] if record.values[clock] < first})
+def _missing(ranges: Sequence[tuple[int, int]]) -> Note:
+    shown = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in ranges[:5])
+    more = f" and {len(ranges) - 5} more" if len(ranges) > 5 else ""
+    return Note("missing_steps", f"No rows for steps {shown}{more}.")
 
 
 def _steps_a_row(
-    parsed: Parsed,
-    records: Sequence[Record],
-    numbered: Sequence[int],
-    attempts: int,
-    exact: bool,
-    clock: str | None,
-    facts: Facts,
-    stated: int | None,
-) -> tuple[list[int], int, str]:
-    """Steps at the end of each row, steps a row, and what says so."""
-
-    def times(k: int) -> list[int]:
-        return [position * k for position in numbered]
-
+    parsed: Parsed, numbers: Sequence[int], facts: Facts, stated: int | None, *, whole: bool
+) -> tuple[int, str]:
+    """Steps a row, and what states them. `whole`: no row is missing at the end, so that the summary can be used."""
     if stated is not None:
-        return times(stated), stated, "as given"
+        return stated, "as given"
     if facts.logging_steps:
-        return times(facts.logging_steps), facts.logging_steps, "logging_steps in the log"
-    if bars := _bars_at(parsed.bars, records):
-        k = bars[0] if len(bars) == 1 else Counter(b - a for a, b in pairwise(bars)).most_common(1)[0][0]
-        # Output that was held back comes in blocks, long after its bar: then the counts do not fit.
-        if k > 0 and all(b > a for a, b in pairwise(bars)) and all(count % k == 0 for count in bars):
-            return list(bars), k, "from the progress bar"
-    if attempts == 1 and parsed.summaries and (exact or not _gap(records, clock)):
-        rows = numbered[-1]
-        fits = {
-            k
-            for done in _steps_done(parsed)
-            for k in range(done // (rows + 1), done // rows + 1)
-            if k and done // k == rows
-        }
+        return facts.logging_steps, "logging_steps in the log"
+    if whole and parsed.summaries:
+        rows = numbers[-1]
+        fits = {k for done in _steps_done(parsed) if (k := done // rows) and done // k == rows}
         if len(fits) == 1:
-            k = fits.pop()
-            return times(k), k, "from the trainer's summary"
-    return times(1), 1, "nothing in the log says how many it covers"
+            return fits.pop(), "from the trainer's summary"
+    return 1, "nothing in the log states how many steps a row covers"
 
 
 def _steps_done(parsed: Parsed) -> range:
@@ -289,20 +289,7 @@ def _steps_done(parsed: Parsed) -> range:
     return range(max(1, math.ceil(low)), math.floor(high) + 1) if 0 < high < 1e7 and high - low < 1000 else range(0)
 
 
-def _bars_at(bars: Sequence[Bar], records: Sequence[Record]) -> list[int]:
-    """The count of the progress bar when each row was printed; empty where a row has no bar before it."""
-    counts, position, current = [], 0, None
-    for record in records:
-        while position < len(bars) and bars[position].index <= record.index:
-            current = bars[position].count
-            position += 1
-        if current is None:
-            return []
-        counts.append(current)
-    return counts
-
-
-def _positions_from_epoch(records: Sequence[Record]) -> list[int] | None:
+def _rows_by_epoch(records: Sequence[Record]) -> list[int] | None:
     """Row numbers from an epoch that is printed precisely enough; they show rows that are missing."""
     epochs = [record.values.get("epoch", math.nan) for record in records]
     if len(epochs) < 3 or not all(math.isfinite(epoch) and epoch > 0 for epoch in epochs):
@@ -315,6 +302,8 @@ def _positions_from_epoch(records: Sequence[Record]) -> list[int] | None:
     for epoch in epochs:
         last_digit = 10.0 ** (math.floor(math.log10(epoch)) + 1 - digits)
         rows = epoch / unit
+        if rows > 1e9:
+            return None
         position = round(rows)
         if last_digit > _COARSEST * unit or abs(rows - position) > _COARSEST or position <= (positions or [0])[-1]:
             return None
@@ -351,31 +340,23 @@ def _note_restarts(placement: Placement) -> None:
         placement.notes.append(Note("restarted", f"The step counter starts again {times}: {at}{more}."))
 
 
-def _sort_in_evaluations(placement: Placement, training: Sequence[Record], evaluations: Sequence[Record]) -> None:
-    """Evaluations without a step number belong to the newest row before them."""
+def _place_evaluations(placement: Placement, evaluations: Sequence[Record]) -> None:
+    """Evaluations belong to the attempt, and without a step number to the step, of the newest row before them."""
+    rows = sorted(placement.rows, key=lambda row: row.index)
+    indices = [row.index for row in rows]
     for record in evaluations:
-        before = 0
-        for other in training:
-            if (other.index, other.line) > (record.index, record.line):
-                break
-            before += 1
-        newest = _row_at(placement, training[before - 1].line) if before else None
+        before = bisect_right(indices, record.index)
+        newest = rows[before - 1] if before else None
         step = record.step if record.step is not None else (newest.step if newest else 0)
         attempt = newest.attempt if newest else 1
-        placement.evaluations.append(Placed(attempt, step, record.line, dict(record.values)))
+        placement.evaluations.append(Placed(attempt, step, record.line, record.index, dict(record.values)))
 
 
-def _row_at(placement: Placement, line: int) -> Placed | None:
-    candidates = [row for row in placement.rows if row.line <= line]
-    return max(candidates, key=lambda row: (row.line, row.step), default=None)
-
-
-def _count_empty_attempts(placement: Placement, parsed: Parsed, training: Sequence[Record]) -> None:
-    previous = -1
+def _note_empty_attempts(placement: Placement, parsed: Parsed, training: Sequence[Record]) -> None:
+    previous, empty = -1, 0
     for summary in parsed.summaries:
-        if not any(previous < record.index < summary.index for record in training):
-            placement.ended_without_steps += 1
+        empty += not any(previous < record.index < summary.index for record in training)
         previous = summary.index
-    if placement.ended_without_steps and placement.rows:
-        times = "once" if placement.ended_without_steps == 1 else f"{placement.ended_without_steps} times"
-        placement.notes.append(Note("no_steps", f"The trainer reports an end {times} after 0 steps."))
+    if empty:
+        times = "once" if empty == 1 else f"{empty} times"
+        placement.notes.append(Note("no_steps", f"The trainer reports {times} that it completed after 0 steps."))

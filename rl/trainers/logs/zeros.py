@@ -1,6 +1,7 @@
-"""Curves that are 0 in every row: never computed, rounded away, or right and without information.
+"""Curves whose values cannot be what their name says: 0 in every row, or a share above 1.
 
-A missing value is not zero, so a curve of the first two kinds is removed.
+A missing value is not zero: a curve that was never computed, or was rounded away, is removed. One that is 0 by
+construction stays, with a note.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from rl.trainers.logs.run import Facts, Note, NoteKind, Row
 FEWEST_ROWS = 3
 """In fewer rows a 0 proves nothing: the first step has a KL of 0, a warm-up a learning rate of 0."""
 
+_SHARES = ("acc", "clip_frac", "truncated_frac", "zero_std_frac")
+"""Curves between 0 and 1."""
+
 Verdict = tuple[NoteKind, str] | None
 """What a curve of zeros is; None: an ordinary value, nothing is noted."""
 
 
 def judge(rows: Sequence[Row], facts: Facts) -> tuple[tuple[Row, ...], list[Note]]:
-    """The rows without curves that only look like 0, and a note for each curve of zeros."""
+    """The rows without the curves that are no measurement, and a note for each."""
     notes: list[Note] = []
     removed: dict[str, None] = {}
     for curve, verdict_of in _VERDICTS.items():
@@ -30,6 +34,12 @@ def judge(rows: Sequence[Row], facts: Facts) -> tuple[tuple[Row, ...], list[Note
             notes.append(Note(kind, f"{curve} is 0 in all {len(values)} rows: {text}", curve))
             if kind != "zero_by_construction" and kind != "meaning":
                 removed[curve] = None
+    for curve in _SHARES:
+        largest = max((value for row in rows if (value := getattr(row, curve)) is not None), default=0.0)
+        if largest > 1 + 1e-6:
+            text = f"{curve} is up to {largest:g}: it is no share (a percentage, or a count). It is removed."
+            notes.append(Note("meaning", text, curve))
+            removed[curve] = None
     ratios = [row.ratio_mean for row in rows if row.ratio_mean is not None]
     if len(ratios) >= FEWEST_ROWS and all(ratio == 1 for ratio in ratios):
         text = "ratio_mean is exactly 1 in every row: with one update per rollout a policy is compared with itself."

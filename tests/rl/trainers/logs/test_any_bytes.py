@@ -95,24 +95,44 @@ def row(x: float) -> dict[str, float]:
     return {"loss": x / 8, "grad_norm": x, "reward": x / 2, "kl": x / 4}
 
 
+@cache
+def value(step: int) -> float:
+    """Different for each step, with many digits."""
+    return math.sqrt(step) + 1
+
+
 def verl(step: int, x: float) -> str:
-    names = {
-        "loss": "actor/pg_loss",
-        "grad_norm": "actor/grad_norm",
-        "reward": "critic/rewards/mean",
-        "kl": "actor/kl_loss",
-    }
-    parts = [f"{names[curve]}:{value}" for curve, value in row(x).items()]
+    names = {"loss": "actor/pg_loss", "grad_norm": "actor/grad_norm", "kl": "actor/kl_loss"}
+    names["reward"] = "critic/rewards/mean"
+    parts = [f"{names[curve]}:{number}" for curve, number in row(x).items()]
     return " - ".join([f"step:{step}", *parts, f"perf/throughput:{x}"])
 
 
 def openrlhf(step: int, x: float) -> str:
     names = {"loss": "policy_loss", "grad_norm": "actor_grad_norm", "reward": "reward", "kl": "kl"}
-    return f"Global step {step}: { {names[curve]: value for curve, value in row(x).items()} }"
+    return f"Global step {step}: { {names[curve]: number for curve, number in row(x).items()} }"
 
 
 def generic(step: int, x: float) -> str:
-    return " | ".join([f"step {step}", *(f"{curve}: {value}" for curve, value in row(x).items()), "end: 1"])
+    return " | ".join([f"step {step}", *(f"{curve}: {number}" for curve, number in row(x).items()), "end: 1"])
+
+
+def prime_rl(step: int, x: float) -> str:
+    return f"SUCCESS Step {step} | 2.5s | Loss {x / 8} | Grad. Norm {x} | Reward {x / 2} | Turns 1.0"
+
+
+def nemo_rl(step: int, x: float) -> str:
+    return f"========== Step {step}/99 ==========\nTraining Results:\n  • Loss: {x / 8}\n  • Avg Reward: {x / 2}"
+
+
+def table(step: int, x: float) -> str:
+    cells = ",".join(str(number) for number in row(x).values())
+    return f"step,{','.join(row(x))}\n1,{cells}" if step == 1 else f"{step},{cells}"
+
+
+def html(step: int, x: float) -> str:
+    head = f"<table><tr><th>step</th>{''.join(f'<th>{curve}</th>' for curve in row(x))}</tr>\n" if step == 1 else ""
+    return f"{head}<tr><td>{step}</td>{''.join(f'<td>{number}</td>' for number in row(x).values())}</tr>"
 
 
 FORMATS: dict[str, Callable[[int, float], str]] = {
@@ -121,13 +141,25 @@ FORMATS: dict[str, Callable[[int, float], str]] = {
     "openrlhf": openrlhf,
     "json": lambda step, x: json.dumps({"step": step, **row(x)}),
     "generic": generic,
+    "prime-rl": prime_rl,
+    "nemo-rl": nemo_rl,
+    "table": table,
+    "html": html,
 }
 
 
-@cache
-def values(step: int) -> float:
-    """Different for each step, with many digits."""
-    return math.sqrt(step) + 1
+def log(format_: str, count: int) -> str:
+    return "".join(FORMATS[format_](step, value(step)) + "\n" for step in range(1, count + 1))
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(FORMATS)), st.integers(1, 12))
+def test_a_whole_log_of_each_format_is_read(format_: str, count: int) -> None:
+    run = outcome(log(format_, count).encode())
+    assert run is not None
+    assert [(read.step, read.reward, read.loss) for read in run.rows] == [
+        (step, value(step) / 2, value(step) / 8) for step in range(1, count + 1)
+    ]
 
 
 @settings(deadline=None, max_examples=400)
@@ -140,13 +172,14 @@ def values(step: int) -> float:
 def test_a_log_that_is_cut_anywhere_keeps_true_values_only(
     format_: str, count: int, cut: int, compressed: bool
 ) -> None:
-    data = "".join(FORMATS[format_](step, values(step)) + "\n" for step in range(1, count + 1)).encode()
+    data = log(format_, count).encode()
     if compressed:
         data = gzip.compress(data)
     run = outcome(data[: len(data) - cut] if cut < len(data) else data[:cut])
     for read in run.rows if run else ():
-        expected = row(values(read.step))
-        assert read.curves() == {name: expected[name] for name in read.curves()}
+        expected = row(value(read.step))
+        curves = {name: number for name, number in read.curves().items() if name != "step_seconds"}
+        assert curves == {name: expected[name] for name in curves}
 
 
 @settings(deadline=None, max_examples=200)
@@ -157,18 +190,18 @@ def test_a_log_that_was_wrapped_at_any_width_is_read_whole(
     prefix = "(Runner pid=5) " if prefixed else ""
     lines: list[str] = []
     for step in range(1, count + 1):
-        text = FORMATS[format_](step, values(step))
+        text = FORMATS[format_](step, value(step))
         lines += [prefix + text[i : i + width] for i in range(0, len(text), width)]
     run = outcome(("\n".join(lines) + "\n").encode())
     assert run is not None
-    assert [read.grad_norm for read in run.rows] == [values(step) for step in range(1, count + 1)]
-    assert [read.reward for read in run.rows] == [values(step) / 2 for step in range(1, count + 1)]
+    assert [read.grad_norm for read in run.rows] == [value(step) for step in range(1, count + 1)]
+    assert [read.reward for read in run.rows] == [value(step) / 2 for step in range(1, count + 1)]
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4))
 def test_damaged_bytes_raise_nothing_else(format_: str, damage: list[tuple[int, int]]) -> None:
-    data = bytearray("".join(FORMATS[format_](step, values(step)) + "\n" for step in range(1, 9)).encode())
+    data = bytearray(log(format_, 8).encode())
     for position, byte in damage:
         data[position % len(data)] = byte
     outcome(bytes(data))

@@ -97,3 +97,8 @@ def test_json_that_is_no_log() -> None:
     assert message(json.dumps([1, 2, 3])).startswith("x.log is not the log")
     assert message("[" * 100_000).startswith("x.log is not the log")
     assert message('{"a":' * 5_000 + "1" + "}" * 5_000).startswith("x.log")
+
+
+def test_rows_of_which_no_curve_can_be_taken() -> None:
+    text = message("perf 0: {'rollout/zero_std/count_0.0': 4, 'rollout/response_len/max': 9.0}\n")
+    assert text.startswith("x.log has 1 rows (slime's console), but no curve of GRPO in them")

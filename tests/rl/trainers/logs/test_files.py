@@ -79,6 +79,10 @@ def test_json_lines_of_trl_are_means_over_the_steps_since_the_row_before() -> No
     assert run.rows_are_means_of == run.facts.logging_steps == 10
 
 
+def test_a_single_row_of_trl_is_not_taken_for_the_mean_of_all_steps_before_it() -> None:
+    assert numbered(read_bytes(lines([{"step": 400, **TRL}]))) == [(400, 1)]
+
+
 def test_a_first_row_of_one_step_shortens_the_second() -> None:
     run = read_bytes(lines([{"step": 1, **TRL}, *steps(TRL, k=10)]))
     assert numbered(run) == [(1, 1), (10, 9), (20, 10), (30, 10), (40, 10)]

@@ -81,6 +81,18 @@ def test_slime() -> None:
     assert run.facts.prompts_per_step == 16
 
 
+def test_slime_updates_without_the_lines_of_their_rollouts_are_steps() -> None:
+    run = read(*(text for rollout in range(2) for text in slime_rollout(rollout, 2) if " step " in text))
+    assert [(row.step, row.clip_frac) for row in run.rows] == [(1, 0.0), (2, 0.01), (3, 0.0), (4, 0.01)]
+
+
+def test_slime_that_starts_again_is_another_attempt() -> None:
+    again = [text.replace("50.0", "51.0").replace("0.375", "0.5") for text in slime_rollout(1)]
+    run = read(*slime_rollout(0), *slime_rollout(1), *again, *slime_rollout(2))
+    assert [(row.attempt, row.step) for row in run.rows] == [(1, 1), (1, 2), (2, 2), (2, 3)]
+    assert [row.reward for row in run.lineage] == [0.375, 0.5, 0.375]
+
+
 def test_slime_counts_of_dead_groups_are_no_share_without_the_batch_size() -> None:
     run = read(*slime_rollout(0))
     assert run.rows[0].zero_std_frac is None

@@ -112,7 +112,7 @@ def test_rows_that_were_cut_out_of_a_log_without_step_numbers_are_noticed(name: 
     run = read_run(RUNS / "raw" / name)
     assert "before line 16" in run.notes_of("missing_steps")[0].text
     assert run.rows_are_means_of == 1
-    assert "nothing in the log says" in run.notes_of("step_numbers")[0].text
+    assert "nothing in the log states" in run.notes_of("step_numbers")[0].text
 
 
 @pytest.mark.parametrize("name", sorted(EXCERPTS))

@@ -6,13 +6,14 @@ import json
 
 import pytest
 
+from rl.codec import from_json, to_json
 from rl.trainers.logs import ImportedRun, read_bytes
 
 
 def run_of(*steps: int, value: float | None = None) -> ImportedRun:
     """A file with one row for each step; rewards differ from row to row, unless a value is given."""
     rows = [
-        {"step": s, "reward": i / 100 if value is None else value, "kl": 0.1, "lr": 1e-5} for i, s in enumerate(steps)
+        {"step": s, "reward": i / 100 if value is None else value, "kl": 0.01, "lr": 1e-5} for i, s in enumerate(steps)
     ]
     return read_bytes(("\n".join(json.dumps(row) for row in rows) + "\n").encode())
 
@@ -76,3 +77,16 @@ def test_what_is_no_step_number_is_not_used_as_one(step: object) -> None:
 def test_steps_may_be_text_or_floats() -> None:
     rows = [{"step": "1", "reward": 0.1, "kl": 0.2}, {"step": 2.0, "reward": 0.2, "kl": 0.3}]
     assert [row.step for row in read_bytes("\n".join(json.dumps(row) for row in rows).encode() + b"\n").rows] == [1, 2]
+
+
+def test_a_line_without_a_step_among_others_is_left_out() -> None:
+    rows = [{"step": i, "reward": 0.1 * i, "kl": 0.1} for i in (1, 2, 3)]
+    rows.insert(2, {"reward": 0.9, "kl": 0.9})
+    run = read_bytes(("\n".join(json.dumps(row) for row in rows) + "\n").encode())
+    assert [(row.step, row.reward) for row in run.rows] == [(1, 0.1), (2, 0.2), (3, pytest.approx(0.3))]
+    assert run.notes_of("skipped")[0].text == "1 rows without a step number are left out."
+
+
+def test_an_imported_run_is_the_same_after_a_journey_through_json() -> None:
+    run = run_of(1, 2, 3, 2, 3, 4)
+    assert from_json(ImportedRun, json.loads(json.dumps(to_json(run)))) == run

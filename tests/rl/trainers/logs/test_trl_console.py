@@ -171,7 +171,7 @@ def test_settings_after_the_first_row_are_those_of_a_completion_and_not_read() -
 def test_without_any_hint_rows_are_counted_and_that_is_noted() -> None:
     run = read(*rows(3))
     assert [(r.step, r.rows_are_means_of) for r in run.rows] == [(1, 1), (2, 1), (3, 1)]
-    assert "nothing in the log says" in run.notes_of("step_numbers")[0].text
+    assert "nothing in the log states" in run.notes_of("step_numbers")[0].text
 
 
 def test_the_caller_may_say_how_many_steps_a_row_covers() -> None:
@@ -214,9 +214,28 @@ def test_a_resumed_run_goes_on_from_its_checkpoint() -> None:
     assert run.notes_of("restarted")[0].text == "The step counter starts again once: step 5 (line 8)."
 
 
+def test_a_resumed_run_with_a_progress_bar_has_the_steps_of_the_bar() -> None:
+    texts = rows(6, k=5)
+    first = "".join(f"{bars(5 * i, total=30, first=5 * i - 5)}\r{texts[i - 1]}\n" for i in (1, 2, 3, 4))
+    second = "".join(f"{bars(5 * i, total=30, first=5 * i - 5)}\r{texts[i - 1]}\n" for i in (3, 4, 5, 6))
+    run = read_bytes((first + "Traceback\n" + second).encode())
+    assert [(r.attempt, r.step) for r in run.rows] == [
+        (1, 5),
+        (1, 10),
+        (1, 15),
+        (1, 20),
+        (2, 15),
+        (2, 20),
+        (2, 25),
+        (2, 30),
+    ]
+    assert run.steps == 30
+    assert not run.notes_of("missing_steps")
+
+
 def test_an_attempt_that_ends_after_0_steps_is_noted() -> None:
     run = read(*rows(3), SUMMARY, SUMMARY)
-    assert run.notes_of("no_steps")[0].text == "The trainer reports an end once after 0 steps."
+    assert run.notes_of("no_steps")[0].text == "The trainer reports once that it completed after 0 steps."
     assert len(run.rows) == 3
 
 

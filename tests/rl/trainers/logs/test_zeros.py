@@ -103,3 +103,17 @@ def test_negative_zero_is_zero() -> None:
 
 def test_negative_rewards_are_noted_because_shares_of_the_best_have_no_meaning() -> None:
     assert "negative" in run_of({"reward": -2.0}).notes_of("meaning")[0].text
+
+
+@pytest.mark.parametrize("curve", ["acc", "clip_frac", "truncated_frac", "zero_std_frac"])
+def test_a_share_above_1_is_no_share_and_is_removed(curve: str) -> None:
+    run = run_of({curve: 37.5})
+    assert run.curve(curve) == []
+    assert (
+        run.notes_of("meaning")[0].text
+        == f"{curve} is up to 37.5: it is no share (a percentage, or a count). It is removed."
+    )
+
+
+def test_a_kl_that_is_large_in_the_first_step_is_to_another_model() -> None:
+    assert "the reference seems to be another model" in run_of({"kl": 1.1}).notes_of("meaning")[0].text

@@ -45,6 +45,8 @@ def read_html(text: str) -> Parsed | None:
         parser.feed(text)
     except AssertionError:  # of html.parser, on malformed declarations
         return None
+    if parser.in_cell:
+        parser.tables[-1][-1].pop()  # its text may lack digits
     for table in parser.tables:
         rows = [(0, [cell.strip() for cell in row]) for row in table if row]
         if rows and (parsed := _from_cells(rows[0][1], iter(rows[1:]), "a table of a notebook")):
@@ -65,28 +67,30 @@ class _Tables(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.tables: list[list[list[str]]] = []
         self.open_tables = 0
-        self._in_cell = False
+        self.in_cell = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "table":
             self.tables.append([])
             self.open_tables += 1
+            self.in_cell = False
         elif tag == "tr" and self.tables:
             self.tables[-1].append([])
+            self.in_cell = False
         elif tag in ("td", "th") and self.tables:
             if not self.tables[-1]:
                 self.tables[-1].append([])
             self.tables[-1][-1].append("")
-            self._in_cell = True
+            self.in_cell = True
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th"):
-            self._in_cell = False
+            self.in_cell = False
         elif tag == "table":
             self.open_tables = max(0, self.open_tables - 1)
 
     def handle_data(self, data: str) -> None:
-        if self._in_cell:
+        if self.in_cell:
             self.tables[-1][-1][-1] += data
 
 
@@ -99,22 +103,15 @@ def _read_separated(document: Document, separator: str | None) -> Parsed | None:
             and _step_column(header) is not None
             and not any(number(cell) is not None for cell in header)
         ):
-            rows = ((n, _cells(text, separator)) for n, text in lines[start + 1 :])
-            parsed = _from_cells(header, rows, "CSV" if separator in (",", "\t", ";") else "a text table")
+            rows = [(number_, _cells(text, separator)) for number_, text in lines[start + 1 :]]
+            if document.ends_in_a_line and rows:
+                rows[-1][1].pop()
+            parsed = _from_cells(header, iter(rows), "CSV" if separator in (",", "\t", ";") else "a text table")
             if parsed is not None:
-                if document.ends_in_a_line and parsed.records and parsed.records[-1].line == lines[-1][0]:
-                    _drop_last_cell(parsed, header)
+                if document.ends_in_a_line:
+                    parsed.notes.append(Note("cut", "The last line has no line end; its last number is left out."))
                 return parsed
     return None
-
-
-def _drop_last_cell(parsed: Parsed, header: list[str]) -> None:
-    """Without a line end the last number of a file may lack digits, unless the row is short, which shows by itself."""
-    last = parsed.records[-1]
-    names = [name for name in last.values if name != tidy(header[-1])]
-    parsed.records[-1] = Record(last.line, last.step, {name: last.values[name] for name in names})
-    if len(names) < len(last.values):
-        parsed.notes.append(Note("cut", "The last line has no line end; its last number is left out."))
 
 
 def _cells(text: str, separator: str | None) -> list[str]:
@@ -156,7 +153,7 @@ def _from_cells(header: list[str], rows: Iterator[tuple[int, list[str]]], format
             if (value := number(cell)) is not None
         }
         if values:
-            parsed.records.append(Record(line, step, values))
+            parsed.records.append(Record(line, step, values, len(parsed.records)))
     if not parsed.records:
         return None
     parsed.notes += skipped(len(bad), bad[0] if bad else 0, "rows of the table")

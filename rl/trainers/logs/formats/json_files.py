@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rl.trainers.logs import tables, trl_console
+from rl.trainers.logs.formats import tables, trl_console
+from rl.trainers.logs.formats.tables import STEP_NAMES
 from rl.trainers.logs.records import Parsed, Record, Summary, skipped
 from rl.trainers.logs.run import Note
-from rl.trainers.logs.tables import STEP_NAMES
 from rl.trainers.logs.text import Document, read_document
 from rl.trainers.logs.values import flat, number, numbers, step_number
 
@@ -177,7 +177,7 @@ def _read_lines(document: Document) -> Parsed | None:
 
 def _from_objects(objects: Iterator[tuple[int, Any]], format_: str) -> Parsed | None:
     parsed = Parsed(format_, None)
-    for line, item in objects:
+    for index, (line, item) in enumerate(objects):
         if not isinstance(item, Mapping):
             continue
         if "train_runtime" in item:
@@ -192,5 +192,5 @@ def _from_objects(objects: Iterator[tuple[int, Any]], format_: str) -> Parsed | 
         step = next((s for n in STEP_NAMES if (s := step_number(values.get(n))) is not None), None)
         found = {name: value for name, value in numbers(values).items() if name not in STEP_NAMES}
         if found:
-            parsed.records.append(Record(line, step, found))
+            parsed.records.append(Record(line, step, found, index))
     return parsed if parsed.records else None

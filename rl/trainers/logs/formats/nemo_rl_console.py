@@ -33,16 +33,18 @@ def read(document: Document) -> Parsed | None:
     step: int | None = None
     earlier_epochs, first_heading = 0, len(document.lines)
     new_epoch, section, at_validation = False, "", 0
-    line_of, values, results = 0, {}, {}
+    started, values, results = (0, 0), {}, {}
     planned: set[int] = set()
 
     def keep() -> None:
         nonlocal values
         if step is not None and values:
-            parsed.records.append(Record(line_of, step, values))
+            parsed.records.append(Record(started[0], step, values, started[1]))
         values = {}
 
-    for index, line in enumerate(document.lines):
+    # The last number of a file without a line end may lack digits.
+    lines = document.lines[:-1] if document.ends_in_a_line else document.lines
+    for index, line in enumerate(lines):
         if heading := _HEADING.search(line.text):
             first_heading = min(first_heading, index)
             if heading["what"] == "Epoch":
@@ -53,7 +55,7 @@ def read(document: Document) -> Parsed | None:
             if new_epoch and step is not None and count <= step - earlier_epochs:
                 earlier_epochs = step  # the counter is that of the epoch
             new_epoch, section = False, ""
-            step, line_of = earlier_epochs + count, line.number
+            step, started = earlier_epochs + count, (line.number, index)
             planned.add(int(heading["total"]))
         elif found := _VALIDATION.search(line.text):
             at_validation = int(found[1])
@@ -71,15 +73,14 @@ def read(document: Document) -> Parsed | None:
                 if name in _VALIDATION_NAMES:
                     results[_VALIDATION_NAMES[name]] = value
                 if len(results) == len(_VALIDATION_NAMES):
-                    parsed.records.append(Record(line.number, at_validation, results))
+                    parsed.records.append(Record(line.number, at_validation, results, index))
                     section = ""
             elif section == "training" and name in _CONSOLE_NAMES:
                 values[name] = value
             elif section == "timing" and entry["rest"] == "s":
                 values[name if name == "Total step time" else f"timing/train/{name}"] = value
-    if document.ends_in_a_line and section == "timing" and values:
-        values.popitem()
-        parsed.notes.append(Note("cut", "The file ends inside a line; the last number there is left out."))
+    if document.ends_in_a_line:
+        parsed.notes.append(Note("cut", "The last line has no line end; it is left out."))
     keep()
     if not any("Loss" in record.values or "Avg Reward" in record.values for record in parsed.records):
         return None
