@@ -140,8 +140,10 @@ def _fact(configuration: Mapping[str, Any], name: str) -> str | int | float | No
 def _look_up(configuration: Mapping[str, Any], path: str) -> Any:
     if path in configuration:
         return configuration[path]
-    ending = f"/{path}"
-    return next((value for stated_, value in configuration.items() if stated_.endswith(ending)), None)
+    ends = (
+        value for stated_, value in configuration.items() if stated_.endswith(f"/{path}") and "critic" not in stated_
+    )
+    return next(ends, None)
 
 
 def _count(value: Any) -> int | None:

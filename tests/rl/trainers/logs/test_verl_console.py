@@ -257,6 +257,11 @@ def test_overrides_on_the_command_line_give_facts_too() -> None:
     assert (run.facts.prompts_per_step, run.facts.group_size, run.facts.lr, run.facts.cards) == (64, 4, 1e-6, 4)
 
 
+def test_the_rate_of_a_critic_is_not_that_of_the_policy() -> None:
+    run = read("critic.optim.lr=1e-5", line(1, TODAY | {"actor/lr": 2e-06}))
+    assert run.facts.lr == 2e-6
+
+
 def test_groups_of_one_are_noted_as_not_being_grpo() -> None:
     run = read("actor_rollout_ref.rollout.n=1 algorithm.adv_estimator=gae", line(1, TODAY))
     texts = [note.text for note in run.notes_of("meaning")]
