@@ -36,7 +36,7 @@ def list_leases(
     may have been held and is in no lease."""
     from textwrap import fill
 
-    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed
+    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed, unconfirmed_text
     from cost.money import rounded
     from cost.periods import instant_text
     from cost.prices.book import PriceBook
@@ -53,7 +53,7 @@ def list_leases(
         bodies = []
         for held in found:
             lease_id = held.state.lease.lease_id
-            more = {"release": releases.get(lease_id), "not_in_these_books": unknown.get(lease_id)}
+            more = {"release": releases.get(lease_id), "unaccounted": unknown.get(lease_id)}
             bodies.append(_body(held) | more)
         print_json({"leases": bodies})
         return
@@ -69,7 +69,7 @@ def list_leases(
     print(table_text(columns, rows, right=("cost", "sweeps")))
     for held in found:
         if text := going.get(held.state.lease.lease_id):
-            typer.echo(f"{UNCONFIRMED}: lease {held.state.lease.lease_id} goes on: {text}")
+            typer.echo(unconfirmed_text(held.state.lease.lease_id, text))
         if held.alert:
             typer.echo(held.alert)
     for sentence in unknown.values():

@@ -82,7 +82,7 @@ def report(
     from dataclasses import replace
     from textwrap import fill
 
-    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed
+    from cost.ledger.release_requests import unconfirmed, unconfirmed_text
     from cost.money import checked_currency
     from cost.periods import instant_ns, zone_of
     from cost.prices.book import PriceBook
@@ -116,7 +116,7 @@ def report(
             return
         found = grouped_report(ledger, book, scope, at_ns)
         if scope.as_of_ns is None:
-            more = [f"{UNCONFIRMED}: lease {name} goes on: {text}" for name, text in unconfirmed(ledger).items()]
+            more = [unconfirmed_text(name, text) for name, text in unconfirmed(ledger).items()]
             more += unaccounted.describe(unaccounted.unaccounted_times(ledger), book, now).values()
             if form == "table":
                 more = [fill(text, 100, break_on_hyphens=False) for text in more]

@@ -55,6 +55,11 @@ def unconfirmed(ledger: Ledger) -> dict[str, str]:
     return {lease_id: text for lease_id, text in known.items() if lease_id in still_open}
 
 
+def unconfirmed_text(lease_id: str, text: str) -> str:
+    """One entry of `unconfirmed` for people."""
+    return f"{UNCONFIRMED}: lease {lease_id} is open and accrues cost: {text}"
+
+
 def under_way(ledger: Ledger, lease_id: str) -> bool:
     """Whether the machine was told to go, and what came of it was not said yet."""
     kinds = [e.kind for e in _by_time(ledger) if e.body["lease_id"] == lease_id]

@@ -1,4 +1,7 @@
-"""What the commands of `python -m sweeps` share: their options, and which sweep is meant."""
+"""The shared options of `python -m sweeps`, and how a sweep is named.
+
+Tested in tests/sweeps/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ __all__ = [
 
 Sweep = Annotated[str, typer.Argument(help="A sweep's name, or `last`.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it is kept in the journal.")]
+Reason = Annotated[str, typer.Option("--reason", help="Reason, stored in the journal.")]
 Endpoint = Annotated[str, typer.Option(help="URL of an S3 server other than AWS; default: boto3's own settings.")]
 Region = Annotated[str, typer.Option(help="Region of the bucket; default: boto3's own settings.")]
 
 
 def chosen(ledger: Ledger, sweep: str) -> str:
-    """The name of the sweep that is meant.
+    """The name of the chosen sweep.
 
     Raises:
         LedgerError: there is no such sweep.

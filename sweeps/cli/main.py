@@ -1,4 +1,4 @@
-"""`python -m sweeps`: what is running, what happened, and what MLflow has still to hear. Reads, and starts nothing."""
+"""`python -m sweeps`: the state and the history of sweeps, requests to their drivers, and deliveries to MLflow."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="Look at sweeps: their state, their story, their curves in MLflow.",
+    help="Show sweeps, stop or cancel them, deliver curves to MLflow, move sweeps between machines.",
     epilog="Examples:  python -m sweeps status  |  python -m sweeps show last  |  python -m sweeps status --json",
 )
 
 
 @app.command()
 def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> None:
-    """Every sweep, newest last: its trials by state, and its gate."""
-    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed
+    """Show every sweep, newest last: its trials by state, and its gate."""
+    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed, unconfirmed_text
     from sweeps.journal.journal import decisions, load, replay, sweep_ids
 
     place = ledger_location(root, db)
     with open_ledger(root, db) as ledger:
-        going, unknown = unconfirmed(ledger), _unknown(ledger)
+        releases, unaccounted = unconfirmed(ledger), _unaccounted(ledger)
         if as_json:
             found = [_status_row(place, load(ledger, i), details=True) for i in sweep_ids(ledger)]
-            print(json.dumps({"sweeps": found, UNCONFIRMED: going, "not_in_these_books": unknown}, indent=2))
+            print(json.dumps({"sweeps": found, UNCONFIRMED: releases, "unaccounted": unaccounted}, indent=2))
             return
-        # What trainers said need not be read for the table, nor which cards came back.
+        # The table needs neither trainer messages nor the return of cards.
         rows = [_status_row(place, replay(i, decisions(ledger, i, {"released"}))) for i in sweep_ids(ledger)]
     from rich.table import Table
 
@@ -54,14 +54,14 @@ def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> N
         table.add_row(row["sweep"], row["stage"], row["machine"], trials, row["state"], row["gate"] or "-")
     console = make_console()
     console.print(table)
-    for lease_id, text in going.items():
-        console.print(f"{UNCONFIRMED}: lease {lease_id} goes on: {text}", soft_wrap=True, markup=False)
-    for sentence in unknown.values():
+    for lease_id, text in releases.items():
+        console.print(unconfirmed_text(lease_id, text), soft_wrap=True, markup=False)
+    for sentence in unaccounted.values():
         console.print(sentence, soft_wrap=True, markup=False)
 
 
-def _unknown(ledger: Ledger) -> dict[str, str]:
-    """Of rented machines that sweeps have left: what may have gone on to cost."""
+def _unaccounted(ledger: Ledger) -> dict[str, str]:
+    """Rented machines that sweeps have left without a confirmed release, each with its possible cost since."""
     from cost.reports import unaccounted
 
     if not (found := unaccounted.unaccounted_times(ledger)):
@@ -77,10 +77,10 @@ def show(
     sweep: Sweep = "last",
     root: Root = DEFAULT_ROOT,
     db: Db = None,
-    words: Annotated[bool, typer.Option("--words", help="With every word of every trainer, step by step.")] = False,
+    messages: Annotated[bool, typer.Option("--messages", help="Include every trainer message.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The story of one sweep in time order, and what each part of it has cost."""
+    """Show the events of one sweep in time order, with their costs."""
     from cost.money import money_text
     from cost.prices.book import PriceError
     from sweeps.journal.journal import decisions, replay, sweep_events
@@ -96,11 +96,11 @@ def show(
             costs = read_costs(ledger, sweep_id, ends, now_ns, money_text)
         except PriceError as error:
             costs = None
-            typer.echo(f"no costs are shown: {error}", err=True)
-        lines = timeline(sweep_events(ledger, sweep_id) if words else decided, costs)
+            typer.echo(f"Costs unknown: {error}", err=True)
+        lines = timeline(sweep_events(ledger, sweep_id) if messages else decided, costs)
         if costs:
             lines = itertools.chain(lines, still_running(record, costs, now_ns))
-        _print_story(sweep_id, lines, as_json)
+        _print_timeline(sweep_id, lines, as_json)
 
 
 @app.command()
@@ -110,7 +110,7 @@ def track(
     db: Db = None,
     uri: Annotated[str | None, typer.Option("--uri", help="MLflow's tracking URI; default: that of the sweep.")] = None,
 ) -> None:
-    """Deliver to MLflow what it has not heard yet, from the journal. Delivering twice changes nothing."""
+    """Deliver new journal events to MLflow. Repeatable."""
     from sweeps.journal.journal import load, sweep_ids
     from sweeps.report.mlflow_store import default_uri
     from sweeps.report.mlflow_sync import MlflowSync
@@ -131,11 +131,11 @@ def track(
 @app.command()
 def stop(
     sweep: Sweep = "last",
-    reason: Reason = "asked for",
+    reason: Reason = "requested",
     root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
-    """Stop the driver of a sweep as Ctrl-C would: checkpoints are written, and the sweep can be resumed."""
+    """Stop the driver of a sweep. Trials write a checkpoint, and the sweep can be resumed."""
     from cost.ledger.ledger import HEARTBEAT_NS
     from cost.ledger.sweep_lock import lock_owner
     from cost.records import LedgerError
@@ -145,8 +145,8 @@ def stop(
         journal = _journal(ledger, sweep)
         record = journal.record
         if lock_owner(ledger_location(root, db), record.sweep_id) is None:
-            how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command goes on with it"
-            raise LedgerError(f"{record.sweep_id} has no driver at work: {how}")
+            how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command resumes it"
+            raise LedgerError(f"{record.sweep_id} has no running driver: {how}")
         journal.append(OperatorRequest("stop", reason))
     typer.echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_NS // 10**9} s")
 
@@ -154,12 +154,12 @@ def stop(
 @app.command()
 def cancel(
     sweep: Sweep = "last",
-    trial: Annotated[list[str] | None, typer.Option("--trial", help="A trial; default: all that are left.")] = None,
-    reason: Reason = "asked for",
+    trial: Annotated[list[str] | None, typer.Option("--trial", help="A trial; default: all unfinished trials.")] = None,
+    reason: Reason = "requested",
     root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
-    """Give up trials: what runs is stopped, what waits is never started, and no resume goes on with them."""
+    """Cancel trials: running ones are stopped, and none is started or resumed any more."""
     from cost.records import LedgerError
     from sweeps.journal.events import OperatorRequest, SearchEnded
     from sweeps.journal.journal import TrialState
@@ -168,22 +168,22 @@ def cancel(
         journal = _journal(ledger, sweep)
         record = journal.record
         left = {t.trial_id for t in record.unfinished}
-        given_up = sorted(left) if trial is None else trial
-        for trial_id in given_up:
+        cancelled = sorted(left) if trial is None else trial
+        for trial_id in cancelled:
             if trial_id not in record.trials:
                 known = ", ".join(record.trials)
                 raise LedgerError(f"{record.sweep_id} has no trial {trial_id!r}; it has: {known}")
             if trial_id not in left:
-                raise LedgerError(f"{trial_id} is over already: {record.trials[trial_id].state}")
-        to_come = record.to_propose if trial is None else 0
-        if to_come:
+                raise LedgerError(f"{trial_id} has ended already: {record.trials[trial_id].state}")
+        to_propose = record.to_propose if trial is None else 0
+        if to_propose:
             journal.append(SearchEnded(len(record.trials)))
-        elif not given_up:
-            raise LedgerError(f"{record.sweep_id} has no trial left to give up")
-        journal.append(OperatorRequest("cancel", reason, tuple(given_up)))
-        running = [t for t in given_up if record.trials[t].state is TrialState.RUNNING]
-    word = f"; {len(running)} of them at their next word" if running else ""
-    typer.echo(f"{record.sweep_id}: {len(given_up) + to_come} trials are given up{word}")
+        elif not cancelled:
+            raise LedgerError(f"{record.sweep_id} has no unfinished trial")
+        journal.append(OperatorRequest("cancel", reason, tuple(cancelled)))
+        running = [t for t in cancelled if record.trials[t].state is TrialState.RUNNING]
+    stopping = f"; {len(running)} running; they stop at their next report" if running else ""
+    typer.echo(f"{record.sweep_id}: {len(cancelled) + to_propose} trials cancelled{stopping}")
 
 
 def _journal(ledger: Ledger, sweep: str) -> Journal:
@@ -197,18 +197,18 @@ def _status_row(place: str | Path, record: SweepRecord, *, details: bool = False
     from cost.periods import instant_text
     from sweeps.journal.journal import TrialState
 
-    by = lock_owner(place, record.sweep_id) if record.ended is None else None
+    owner = lock_owner(place, record.sweep_id) if record.ended is None else None
     states = [t.state for t in record.trials.values()]
-    to_come = {"TO_PROPOSE": record.to_propose} if record.to_propose else {}
+    to_propose = {"TO_PROPOSE": record.to_propose} if record.to_propose else {}
     return {
         "sweep": record.sweep_id,
         "stage": record.stage,
         "machine": record.machine,
         "planned_at": instant_text(record.planned_ns),
         "simulated": record.simulated,
-        "trials": {str(s): n for s in TrialState if (n := states.count(s))} | to_come,
-        "state": record.ended or ("running" if by else "lost"),
-        "driver": str(by) if by else None,
+        "trials": {str(s): n for s in TrialState if (n := states.count(s))} | to_propose,
+        "state": record.ended or ("running" if owner else "lost"),
+        "driver": str(owner) if owner else None,
         "gate": None if record.gate is None else record.gate.status,
         **({"details": [_trial_row(t) for t in record.trials.values()]} if details else {}),
     }
@@ -230,7 +230,7 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _print_story(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> None:
+def _print_timeline(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> None:
     from cost.periods import instant_text
 
     if as_json:
@@ -257,11 +257,13 @@ def _print_story(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> 
 @app.command()
 def deadman(
     sweep: Annotated[str, typer.Option(help="The sweep to watch, by name.")],
-    after: Annotated[str, typer.Option(help="Silence of a dead driver before machine.down is run: 90s, 15m, 2h.")],
+    after: Annotated[
+        str, typer.Option(help="Time without heartbeats of a dead driver before machine.down runs: 90s, 15m, 2h.")
+    ],
     root: Root = DEFAULT_ROOT,
     db: Annotated[str | None, typer.Option("--db", envvar="GRPO_LADDER_DB", help="The ledger's database.")] = None,
 ) -> None:
-    """Give a machine back whose driver died. Started by the driver itself, where machine.deadman is set."""
+    """Release the machine of a dead driver. The driver starts this process if machine.deadman is set."""
     from sweeps.config.text_values import Duration
     from sweeps.driver.deadman import watch
 

@@ -149,7 +149,7 @@ def test_the_commands_name_it_and_settle_it(books, tmp_path):
     for said in (told(cost, "leases", "list", *root), told(cost, "report", *root), told(sweeps, "status", *root)):
         assert "h100 (runpod-h100) was left at" in said
     (listed,) = json.loads(told(cost, "leases", "list", "--json", *root))["leases"]
-    assert "leases extend one" in listed["not_in_these_books"]
+    assert "leases extend one" in listed["unaccounted"]
     assert told(cost, "leases", "extend", "one", *root) == "one+\n"
     assert named(books) == []
     told(cost, "leases", "close", "one+", "--released", *root)

@@ -1,4 +1,4 @@
-"""What a person asks of a sweep from another process, and what a driver that comes back remembers."""
+"""Requests to a running sweep from another process, and what a resumed driver reads from the journal."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tests.sweeps.in_process import Silent, a_sweep
 SIMULATED = ("+stage=smoke", "trainer=simulated")
 
 
-def said(folder, *arguments: str):
+def invoke(folder, *arguments: str):
     return CliRunner().invoke(app, [*arguments, "--root", str(folder)])
 
 
-def test_trials_that_somebody_gives_up_are_cancelled_and_never_started(tmp_path):
+def test_cancelled_trials_are_never_started(tmp_path):
     sweep = a_sweep(tmp_path)
     gone = [t.trial_id for t in sweep.journal.record.trials.values()][1:]
-    result = said(tmp_path, "cancel", "last", "--trial", gone[0], "--trial", gone[1], "--reason", "too dear")
+    result = invoke(tmp_path, "cancel", "last", "--trial", gone[0], "--trial", gone[1], "--reason", "too expensive")
     assert result.exit_code == 0, result.output
     sweep.run()
     states = [t.state for t in sweep.journal.record.trials.values()]
@@ -45,13 +45,13 @@ def test_trials_that_somebody_gives_up_are_cancelled_and_never_started(tmp_path)
     assert sweep.journal.record.unfinished == []
 
 
-def test_a_running_trial_that_is_given_up_is_stopped_at_its_next_word(tmp_path):
+def test_a_cancelled_running_trial_stops_at_its_next_report(tmp_path):
     sweep = a_sweep(tmp_path, "search.lr_scaling=[hold]", "search.prompts_per_step=[2]")
     running = next(iter(sweep.journal.record.trials))
     attempt = sweep.host.next_attempt()
     assert attempt is not None
     sweep.host.on_granted(attempt)
-    assert said(tmp_path, "cancel", "--trial", running).exit_code == 0
+    assert invoke(tmp_path, "cancel", "--trial", running).exit_code == 0
     sweep.clock.advance(10_000_000_000)
     sweep.host.on_tick()
     steps = sweep.executor._trainer.run(attempt.spec, None)
@@ -64,44 +64,44 @@ def test_a_running_trial_that_is_given_up_is_stopped_at_its_next_word(tmp_path):
     assert sweep.host.done()
 
 
-def test_a_sweep_that_somebody_stops_can_go_on(tmp_path):
+def test_a_stopped_sweep_can_be_resumed(tmp_path):
     sweep = a_sweep(tmp_path)
     with sweep_lock(tmp_path / "ledger.db", "smoke-test-1"):
-        assert said(tmp_path, "stop", "last").exit_code == 0
+        assert invoke(tmp_path, "stop", "last").exit_code == 0
     sweep.run()
     record = sweep.journal.record
     assert next(t.state for t in record.trials.values()) is TrialState.PREEMPTED
     assert len(record.unfinished) == 3
     commands = [e.body["command"] for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "command"]
-    assert {(c["kind"], c["text"]) for c in commands} == {("requested", "asked for")}
+    assert {(c["kind"], c["text"]) for c in commands} == {("requested", "requested")}
 
 
 def test_a_sweep_whose_driver_died_is_lost_and_cannot_be_stopped(tmp_path):
     a_sweep(tmp_path)
-    result = said(tmp_path, "stop", "last")
+    result = invoke(tmp_path, "stop", "last")
     assert result.exit_code == 2
-    assert "smoke-test-1 has no driver at work: its driver died; the same command goes on with it" in result.output
-    (lost,) = json.loads(said(tmp_path, "status", "--json").output)["sweeps"]
+    assert "smoke-test-1 has no running driver: its driver died; the same command resumes it" in result.output
+    (lost,) = json.loads(invoke(tmp_path, "status", "--json").output)["sweeps"]
     with sweep_lock(tmp_path / "ledger.db", "smoke-test-1"):
-        (running,) = json.loads(said(tmp_path, "status", "--json").output)["sweeps"]
+        (running,) = json.loads(invoke(tmp_path, "status", "--json").output)["sweeps"]
     assert (lost["state"], lost["driver"], running["state"]) == ("lost", None, "running")
     assert f"process {os.getpid()} on " in running["driver"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
-        (["cancel", "last", "--trial", "nobody"], "has no trial 'nobody'"),
+        (["cancel", "last", "--trial", "unknown"], "has no trial 'unknown'"),
         (["cancel", "nowhere"], "there is no sweep 'nowhere'"),
-        (["cancel", "last"], "no trial left"),
-        (["stop", "last"], "has no driver at work"),
+        (["cancel", "last"], "has no unfinished trial"),
+        (["stop", "last"], "has no running driver"),
     ],
 )
-def test_what_cannot_be_stopped_or_given_up_is_said_with_exit_2(tmp_path, arguments: list[str], words: str):
+def test_an_impossible_stop_or_cancel_exits_with_2_and_a_message(tmp_path, arguments: list[str], message: str):
     assert run(compose([*SIMULATED, f"paths.root={tmp_path}", "search.trials=1"])) == 0
-    result = said(tmp_path, *arguments)
+    result = invoke(tmp_path, *arguments)
     assert result.exit_code == 2
-    assert words in result.output
+    assert message in result.output
 
 
 def test_failed_trials_run_again_from_their_checkpoint_when_asked_for(tmp_path):

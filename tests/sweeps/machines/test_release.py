@@ -77,7 +77,7 @@ def test_an_unconfirmed_release_stays_visible_until_the_lease_is_closed_by_hand(
     assert "exit code 3: no such pod" in text
     assert ledger.leases.get(lease_id).to_ns is None
     listed = module(tmp_path, "cost", "leases", "list", "--root", str(tmp_path)).stdout
-    assert f"RELEASE_UNCONFIRMED: lease {lease_id} goes on: exit code 3" in listed
+    assert f"RELEASE_UNCONFIRMED: lease {lease_id} is open and accrues cost: exit code 3" in listed
     row = json.loads(module(tmp_path, "cost", "leases", "list", "--json", "--root", str(tmp_path)).stdout)["leases"][0]
     assert row["to"] is None
     assert row["release"].startswith("RELEASE_UNCONFIRMED")

@@ -1,4 +1,4 @@
-"""`sweeps show` and `sweeps status`: what happened, in order, with what it cost; few reads, however much was said."""
+"""`sweeps show` and `sweeps status`: events in order with their costs, read without trainer messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def the_price() -> PriceRow | None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Sweep:
     """Two trials that were preempted once each, on a machine with a price."""
-    folder = tmp_path_factory.mktemp("story")
+    folder = tmp_path_factory.mktemp("timeline")
     sweep = a_sweep(
         folder, "search.lr_scaling=[clip_frac]", "trainer.simulated.preempt_at_step=15", price=the_price()
     ).run()
@@ -46,17 +46,17 @@ def shown(sweep: Sweep, *arguments: str) -> str:
     return result.output
 
 
-def test_the_story_is_in_time_order_and_has_each_decision_once(finished):
-    told = json.loads(shown(finished, "show", "last", "--json"))
-    times = [row["at"] for row in told["events"]]
+def test_the_timeline_is_in_time_order_and_has_each_decision_once(finished):
+    output = json.loads(shown(finished, "show", "last", "--json"))
+    times = [row["at"] for row in output["events"]]
     assert times == sorted(times)
-    kinds = [row["kind"] for row in told["events"]]
+    kinds = [row["kind"] for row in output["events"]]
     assert kinds[0] == "sweep_planned"
     assert kinds.count("attempt_started") == kinds.count("attempt_ended") == kinds.count("released") == 4
     assert "message" not in kinds
 
 
-def test_what_the_attempts_cost_is_what_the_report_says_their_trials_cost(finished):
+def test_attempts_cost_as_much_as_their_trials_in_the_report(finished):
     now = finished.clock.utc
     costs = read_costs(finished.ledger, SWEEP, [now], now, lambda money: f"{money.amount} {money.currency}")
     report = sweep_report(finished.ledger, PriceBook.load(), SWEEP, now)
@@ -69,22 +69,22 @@ def test_what_the_attempts_cost_is_what_the_report_says_their_trials_cost(finish
     assert Decimal(costs.until(now).split()[0]) == Decimal(report.total_pico) / 10**12
 
 
-def test_nothing_is_wider_than_100_columns_and_money_stands_at_the_end(finished):
+def test_lines_fit_into_100_columns_and_end_with_the_cost(finished):
     lines = shown(finished, "show").splitlines()
     assert max(map(len, lines)) <= 100
     ended = [line for line in lines if "preempted at step 14" in line or "completed at step 20" in line]
     assert len(ended) == 4
     assert all(line.endswith("USD") for line in ended)
     assert lines[-1].endswith("USD in all")
-    assert "\x1b" not in "".join(lines), "no colours where nobody watches"
+    assert "\x1b" not in "".join(lines), "no colours without a terminal"
 
 
-def test_every_word_is_shown_when_it_is_asked_for(finished):
-    told = json.loads(shown(finished, "show", "--words", "--json"))["events"]
-    steps = [row["text"] for row in told if " did step " in row["text"]]
+def test_trainer_messages_are_shown_on_request(finished):
+    output = json.loads(shown(finished, "show", "--messages", "--json"))["events"]
+    steps = [row["text"] for row in output if " did step " in row["text"]]
     assert len(steps) == 2 * (14 + 10)
     assert sum(text.endswith("again") for text in steps) == 2 * 4
-    assert any("evaluated after step 20: acc 0." in row["text"] for row in told)
+    assert any("evaluated after step 20: acc 0." in row["text"] for row in output)
 
 
 def test_an_attempt_that_has_not_ended_is_shown_with_its_cost_so_far(tmp_path):
@@ -102,7 +102,7 @@ def test_an_attempt_that_has_not_ended_is_shown_with_its_cost_so_far(tmp_path):
     assert [t.money for t in timeline(sweep_events(sweep.ledger, SWEEP))] == [""] * 3
 
 
-def test_status_reads_decisions_only_and_says_what_the_whole_journal_says(finished, monkeypatch):
+def test_status_reads_decisions_only_and_agrees_with_the_whole_journal(finished, monkeypatch):
     whole = load(finished.ledger, SWEEP)
     decided = list(decisions(finished.ledger, SWEEP))
     assert not REPORT_KINDS & {event.kind for event in decided}

@@ -145,7 +145,7 @@ def test_a_cancelled_search_proposes_no_further_points(tmp_path):
     assert attempt is not None
     sweep.host.abandon(AttemptOutcome.LOST, "not granted")
     result = CliRunner().invoke(app, ["cancel", "last", "--root", str(tmp_path)])
-    assert "9 trials are given up" in result.output
+    assert "9 trials cancelled" in result.output
     sweep.run()
     record = sweep.journal.record
     assert [t.state for t in record.trials.values()] == [TrialState.CANCELLED]
