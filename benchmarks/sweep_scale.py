@@ -105,10 +105,10 @@ def in_process(folder: Path, trials: int, cards: int, steps: int) -> list[Figure
         journal.append(SweepPlanned.from_plan(plan, "smoke", cfg.machine.name, canonical(cfg)))
         _open_lease(ledger, cfg.machine, "scale-1", cards)
         journal.append(DriverStarted("lease-1", os.getpid()))
-        host = SweepController(
+        controller = SweepController(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=memory, cards=cards
         )
-        InProcessExecutor(clock).run(host)
+        InProcessExecutor(clock).run(controller)
         ledger.leases.detach("lease-1", "scale-1", "done")
         journal.append(DriverEnded(DriverEnd.DONE))
     seconds, used = time.perf_counter() - began, time.process_time() - used
@@ -169,12 +169,12 @@ def through_ray(folder: Path, trials: int, cards: int) -> list[Figure]:
         journal = Journal(ledger, "ray-1")
         journal.append(SweepPlanned.from_plan(plan, "smoke", cfg.machine.name, canonical(cfg)))
         _open_lease(ledger, cfg.machine, "ray-1", cards)
-        host = SweepController(
+        controller = SweepController(
             cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, view=Memory(trials), cards=cards
         )
         executor = RayTuneExecutor(cards=range(cards), device="cpu", logs=folder / "ray")
         began = time.perf_counter()
-        executor.run(host)
+        executor.run(controller)
         driven = time.perf_counter() - began
     done = [t for t in journal.record.trials.values() if t.state is TrialState.COMPLETED]
     if len(done) != trials:

@@ -1,34 +1,24 @@
-"""The decisions of a running sweep: which attempt is next, what a trainer is told, what an end means for its trial.
+"""The decisions of a running sweep: which attempt starts next, which command a trainer receives, what an end means.
 
-Sits between an executor, which runs attempts and knows nothing, and the books: the journal (what happened) and the
-ledger (who held which cards). Everything that is decided here is written down in one transaction with what it costs.
+Between an executor, which runs attempts and decides nothing, and the records of the sweep: the journal (what happened)
+and the ledger (who used which cards). Every decision is written in one transaction with what it costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
 
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.records import UsageKey
-from rl.spec import (
-    CheckpointWritten,
-    Command,
-    Continue,
-    EvalReport,
-    Event,
-    Finished,
-    SetLr,
-    StepReport,
-    Stop,
-    StopKind,
-)
-from rl.tasks.evaluation import average_at_k
+from rl.spec import Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop, StopKind
 from sweeps.config.points import with_values
 from sweeps.config.types import SweepConfig
+from sweeps.driver.labels import accuracy_labels, start_labels
+from sweeps.driver.running_attempt import RunningAttempt
 from sweeps.executors import Attempt
 from sweeps.journal.events import (
     AttemptOutcome,
@@ -40,7 +30,7 @@ from sweeps.journal.events import (
 )
 from sweeps.journal.journal import OUTCOME_STATES, Journal, TrialRecord, TrialState
 from sweeps.planning.plan import PlannedTrial, trial_spec
-from sweeps.protocol.lr_rule import WINDOW_STEPS, advise
+from sweeps.protocol.lr_rule import next_lr
 from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.queue import TrialQueue
 from sweeps.scheduling.retries import retry_after
@@ -49,35 +39,19 @@ from sweeps.search.pruning import Pruner
 
 
 class View(Protocol):
-    """What shows a sweep to a person while it runs."""
+    """Shows a sweep to a person while it runs."""
 
     def changed(self, trial: TrialRecord, message: Event | None) -> None:
-        """Something was said by, or happened to, this trial."""
+        """The trial sent this message, or its state changed (None)."""
         ...
 
     def warn(self, text: str) -> None:
-        """Something a person should know now."""
+        """Show a warning now."""
         ...
 
     def tick(self) -> None:
         """Time has passed."""
         ...
-
-
-@dataclass
-class _Held:
-    attempt: Attempt
-    key: UsageKey
-    granted: bool = False
-    ended: bool = False
-    phases: dict[str, int] = field(default_factory=dict)
-    """Card-nanoseconds that were reported since its newest checkpoint and are not in the ledger yet."""
-    phases_before: list[tuple[int, dict[str, int]]] = field(default_factory=list)
-    """Those up to a checkpoint, with the number of its message."""
-    last_word: int = -1
-    """Number of its newest message."""
-    checkpoint_in_flush: int | None = None
-    """The flush that writes down its newest checkpoint, of those that the journal counts."""
 
 
 class SweepController:
@@ -93,45 +67,53 @@ class SweepController:
         sweep_dir: Path,
         view: View,
         cards: int,
-        purse: BudgetController | None = None,
-        forecast: Callable[[PlannedTrial], Mapping[str, str]] | None = None,
-        notice: Callable[[], str | None] = lambda: None,
-        still_held: Callable[[], None] = lambda: None,
+        budget: BudgetController | None = None,
+        forecast: Callable[[PlannedTrial], Mapping[str, str]] = lambda _: {},
+        preemption_notice: Callable[[], str | None] = lambda: None,
+        keep_lock: Callable[[], None] = lambda: None,
     ) -> None:
+        """
+        Args:
+            cards: how many trials can use.
+            budget: None: no limits.
+            forecast: labels for what a trial is expected to cost.
+            preemption_notice: what the machine's provider announced; None: nothing.
+            keep_lock: called at every heartbeat; raises where another driver has the sweep's lock.
+        """
         self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
         self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
-        self._purse, self._forecast = purse, forecast
-        if purse is not None:
-            purse.tell = self.warn
+        self._budget, self._forecast = budget, forecast
+        if budget is not None:
+            budget.tell = self.warn
         self._pruner, self._proposer = Pruner(cfg, journal.record), Proposer(cfg)
-        self._waiting = TrialQueue()
+        self._queue = TrialQueue()
         for trial in journal.record.unfinished:
-            self._waiting.put(trial.trial_id, trial.retry_not_before_ns or 0)
-        self._held: dict[str, _Held] = {}
+            self._queue.put(trial.trial_id, trial.retry_not_before_ns or 0)
+        self._attempts: dict[str, RunningAttempt] = {}
         self._running = 0
-        """Of what is held, the attempts that have not ended."""
-        self._notice, self._still_held = notice, still_held
-        idle = cfg.machine.max_idle
-        self._idle_limit_ns = None if idle is None else round(idle.seconds * 1e9)
+        """Attempts that have not ended."""
+        self._preemption_notice, self._keep_lock = preemption_notice, keep_lock
+        max_idle = cfg.machine.max_idle
+        self._max_idle_ns = None if max_idle is None else round(max_idle.seconds * 1e9)
         self._last_heartbeat_ns = ledger.now_ns()
-        self._busy_ns: int | None = None
-        """When something last ran; from the first tick on, since starting Ray is nobody's idleness."""
+        self._last_busy_ns: int | None = None
+        """When an attempt last ran. Counts from the first tick on: starting Ray is not idleness."""
         self._stop: Stop | None = None
         self._requests_read = 0
 
-    # What the executor asks and tells
+    # Called by the executor
 
     def next_attempt(self) -> Attempt | None:
         if self._stop or self._running >= self._cfg.search.trials_at_once(self._cards):
             return None
-        if not self._waiting.ready(self._ledger.now_ns()):
+        if not self._queue.ready(self._ledger.now_ns()):
             for trial_id in self._proposer.propose(self._journal):
-                self._waiting.put(trial_id)
-        if not self._waiting.ready(self._ledger.now_ns()):
+                self._queue.put(trial_id)
+        if not self._queue.ready(self._ledger.now_ns()):
             return None
-        trial_id = self._purse.choose(self._waiting) if self._purse else self._waiting.take()
+        trial_id = self._budget.choose(self._queue) if self._budget else self._queue.take()
         if trial_id is None:
-            self._heed_purse()
+            self._stop_if_over_budget()
             return None
         trial = self._journal.record.trials[trial_id]
         number = len(trial.attempts) + 1
@@ -142,115 +124,94 @@ class SweepController:
             sweep_dir=self._sweep_dir,
             micro_batch_tokens=trial.micro_batch_tokens,
         )
-        checkpoint = Path(trial.checkpoint.path) if trial.checkpoint else None
-        if checkpoint is not None and not checkpoint.is_dir():
-            self.warn(f"the checkpoint of {trial.trial_id} at {checkpoint} is gone: the trial starts afresh")
-            checkpoint = None
-        attempt = Attempt(spec, checkpoint)
-        self._held[str(attempt)] = _Held(attempt, UsageKey(self._lease_id, trial.trial_id, number))
+        attempt = Attempt(spec, self._checkpoint_of(trial))
+        self._attempts[str(attempt)] = RunningAttempt(attempt, UsageKey(self._lease_id, trial_id, number))
         self._running += 1
         return attempt
 
     def done(self) -> bool:
-        nothing_waits = not self._waiting and not self._journal.record.to_propose
+        nothing_waits = not self._queue and not self._journal.record.to_propose
         return not self._running and (bool(self._stop) or nothing_waits)
 
     def on_granted(self, attempt: Attempt) -> None:
-        held = self._held.get(str(attempt))
-        if held is None or held.granted:
+        running = self._attempts.get(str(attempt))
+        if running is None or running.granted:
             return
         trial = self._journal.record.trials[attempt.trial_id]
         from_step = trial.checkpoint.step if trial.checkpoint and attempt.checkpoint else 0
-        event = AttemptStarted(attempt.trial_id, attempt.number, self._lease_id, from_step)
+        started = AttemptStarted(attempt.trial_id, attempt.number, self._lease_id, from_step)
         sweep_id, cards = self._journal.record.sweep_id, Decimal(attempt.spec.cards)
         with self._journal.transaction():
-            if self._purse and (aside := self._purse.reserve(held.key)):
-                event = replace(event, reserved=aside.amount, reserved_by=aside.source)
-            self._journal.append(event)
-            self._ledger.usages.start(held.key, sweep_id, cards, self._labels(trial))
-        held.granted = True
+            if self._budget and (reservation := self._budget.reserve(running.key)):
+                started = replace(started, reserved=reservation.amount, reserved_by=reservation.source)
+            self._journal.append(started)
+            labels = start_labels(self._cfg, trial.planned, self._forecast(trial.planned))
+            self._ledger.usages.start(running.key, sweep_id, cards, labels)
+        running.granted = True
         self._view.changed(trial, None)
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
-        held = self._held.get(str(attempt))
-        if held is None:
-            return Continue()  # its end was told before
+        running = self._attempts.get(str(attempt))
+        if running is None:
+            return Continue()  # the attempt has ended before
         trial = self._journal.record.trials[attempt.trial_id]
         if isinstance(message, StepReport) and message.step <= trial.summary.step:
-            # The journal decides: what the trainer said before may have died on its way here.
-            message = replace(message, replay=True)
+            message = replace(message, replay=True)  # the journal decides: the trainer cannot know what arrived
         if not self._journal.add_message(attempt.trial_id, attempt.number, sequence, message):
-            return self._decide(trial, message)  # it came twice
+            return self._command(trial, message)  # the same message came before
         if isinstance(message, EvalReport):
             self._pruner.add(trial)
-        held.last_word = sequence
-        for kind, card_ns in message.phase_card_ns.items():
-            held.phases[kind] = held.phases.get(kind, 0) + card_ns
-        if isinstance(message, CheckpointWritten):
-            held.phases_before.append((sequence, held.phases))
-            held.phases = {}
-        command = self._decide(trial, message)
-        if isinstance(message, EvalReport) or self._must_be_kept(held, message):
+        running.add_phases(sequence, message)
+        command = self._command(trial, message)
+        keep = self._cfg.trainer.keep_checkpoints
+        if running.checkpoint_must_be_written(message, self._journal.flushes, keep) or isinstance(message, EvalReport):
             with self._journal.transaction():
                 self._journal.flush()
-                self._post_phases([held])
+                self._write_phases([running])
                 if isinstance(message, EvalReport) and message.step > 0:
-                    self._ledger.usages.set_labels(held.key, _accuracy_labels(message))
-                self._write_down(attempt, sequence, message, command)
+                    self._ledger.usages.set_labels(running.key, accuracy_labels(message))
+                self._write_command(attempt, sequence, message, command)
         else:
-            self._write_down(attempt, sequence, message, command)
+            self._write_command(attempt, sequence, message, command)
             if self._journal.flush_is_due:
                 self._journal.flush()
         self._view.changed(trial, message)
         return command
 
-    def _write_down(self, attempt: Attempt, sequence: int, message: Event, command: Command) -> None:
-        """What a trainer is told, with what it is told for: a restart finds both or neither."""
-        if not isinstance(command, Continue):
-            done = self._journal.record.trials[attempt.trial_id].summary.step
-            step = message.step if isinstance(message, StepReport) else done
-            self._journal.append(CommandSent(attempt.trial_id, attempt.number, sequence, step, command))
-
     def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
-        held = self._held.get(str(attempt))
-        if held is None or held.ended:
+        running = self._attempts.get(str(attempt))
+        if running is None or running.ended:
             return
         trial = self._journal.record.trials[attempt.trial_id]
         if trial.pruned is not None and outcome is not AttemptOutcome.COMPLETED:
             outcome, message = AttemptOutcome.PRUNED, message or trial.pruned
-        state = OUTCOME_STATES[outcome]
         micro_batch_tokens = attempt.spec.trainer.micro_batch_tokens
         retry = None if self._stop else retry_after(trial, outcome, self._cfg.retry, micro_batch_tokens)
         not_before_ns = self._ledger.now_ns() + round(retry.wait_seconds * 1e9) if retry else 0
         with self._journal.transaction():
             self._journal.end_attempt(attempt.trial_id, attempt.number, outcome, message)
-            self._post_phases([held])
+            self._write_phases([running])
             if retry:
                 planned = (not_before_ns, retry.reason, retry.micro_batch_tokens)
                 self._journal.append(RetryPlanned(attempt.trial_id, attempt.number, *planned))
-            self._ledger.usages.set_labels(held.key, {"state": str(state), "steps": str(trial.summary.step)})
-        held.ended = True
+            state, steps = str(OUTCOME_STATES[outcome]), str(trial.summary.step)
+            self._ledger.usages.set_labels(running.key, {"state": state, "steps": steps})
+        running.ended = True
         self._running -= 1
-        goes_on = (
-            outcome is AttemptOutcome.BUDGET
-            and not self._stop
-            and self._purse
-            and self._purse.goes_on(attempt.trial_id)
-        )
-        if retry or goes_on:
-            self._waiting.put(attempt.trial_id, not_before_ns)
+        if retry or self._continues_within_budget(attempt.trial_id, outcome):
+            self._queue.put(attempt.trial_id, not_before_ns)
         self._view.changed(trial, None)
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
-        held = self._held.pop(str(attempt), None)
-        if held is None:
+        running = self._attempts.pop(str(attempt), None)
+        if running is None:
             return
         outcome = self._journal.record.trials[attempt.trial_id].attempts[-1].outcome or AttemptOutcome.LOST
         with self._journal.transaction():
             self._journal.append(CardsReleased(attempt.trial_id, attempt.number, released))
-            self._ledger.usages.end(held.key, str(OUTCOME_STATES[outcome]))
-        if self._purse:
-            self._purse.release(attempt.trial_id)
+            self._ledger.usages.end(running.key, str(OUTCOME_STATES[outcome]))
+        if self._budget:
+            self._budget.release(attempt.trial_id)
         self._view.tick()
 
     def on_cards(self, cards: int) -> None:
@@ -258,107 +219,113 @@ class SweepController:
         text = f"trials can use {cards} cards now, {self._cards} before"
         if cards < self._cards and self._cfg.machine.purchase != "own":
             text += (
-                ". The lease goes on at the price of the whole cluster. Where a node is gone and its provider charges "
-                f"no more for it: python -m cost correct {self._lease_id} --amount '-5.00 USD' --reason WHY"
+                ". The lease stays open at the price of the whole cluster. If the provider charges less for a lost "
+                f"node: python -m cost correct {self._lease_id} --amount '-5.00 USD' --reason WHY"
             )
         self.warn(text)
         self._cards = cards
         if cards < per_trial:
-            self.stop(
-                Stop(StopKind.NO_CARDS, f"a trial needs {per_trial} cards of one machine, and there are none left")
-            )
+            self.stop(Stop(StopKind.NO_CARDS, f"a trial needs {per_trial} cards of one machine, and none are left"))
 
     def stopping(self) -> bool:
         return self._stop is not None
 
     def on_tick(self) -> None:
         now_ns = self._ledger.now_ns()
-        self._watch_idleness(now_ns)
-        if notice := self._notice():
+        self._stop_if_idle(now_ns)
+        if notice := self._preemption_notice():
             self.stop(Stop(StopKind.MACHINE_TAKEN, f"preemption notice: {notice}"))
         if now_ns - self._last_heartbeat_ns >= HEARTBEAT_NS:
             self._last_heartbeat_ns = now_ns
-            self._still_held()
-            granted = [held for held in self._held.values() if held.granted]
+            self._keep_lock()
+            granted = [running for running in self._attempts.values() if running.granted]
             with self._journal.transaction():
-                self._ledger.heartbeat(self._lease_id, [held.key for held in granted])
+                self._ledger.heartbeat(self._lease_id, [running.key for running in granted])
                 self._journal.flush()
-                self._post_phases(granted)
-            self._listen()
+                self._write_phases(granted)
+            self._read_operator_requests()
             self._watch_budget()
         elif self._journal.flush_is_due:
             self._journal.flush()
         self._view.tick()
 
-    # What the command around it asks
+    # Called by the driver
 
     @property
     def stopped(self) -> Stop | None:
+        """Why the sweep stops early; None: it does not."""
         return self._stop
 
     def stop(self, command: Stop) -> None:
         """Start nothing more; running trials receive `command` at their next message. The first stop counts."""
         self._stop = self._stop or command
 
-    def abandon(self, outcome: AttemptOutcome, message: str) -> None:
-        """Close the books of everything that still runs: its processes were ended from outside."""
-        for name, held in list(self._held.items()):
-            if not held.granted:
-                del self._held[name]
+    def end_all(self, outcome: AttemptOutcome, message: str) -> None:
+        """End every attempt in the journal and the ledger: the executor has ended the processes."""
+        for name, running in list(self._attempts.items()):
+            if not running.granted:
+                del self._attempts[name]
                 self._running -= 1
                 continue
-            if not held.ended:
-                self.on_ended(held.attempt, outcome, message)
-            self.on_released(held.attempt, True)
+            if not running.ended:
+                self.on_ended(running.attempt, outcome, message)
+            self.on_released(running.attempt, True)
 
     def warn(self, text: str) -> None:
+        """Show a warning, and write it into the journal."""
         self._view.warn(text)
         self._journal.append(WarningIssued(text))
 
     # Decisions
 
-    def _decide(self, trial: TrialRecord, message: Event) -> Command:
+    def _checkpoint_of(self, trial: TrialRecord) -> Path | None:
+        """Where the trial's next attempt resumes from."""
+        if trial.checkpoint is None:
+            return None
+        path = Path(trial.checkpoint.path)
+        if path.is_dir():
+            return path
+        self.warn(f"the checkpoint of {trial.trial_id} at {path} is gone: the trial starts afresh")
+        return None
+
+    def _command(self, trial: TrialRecord, message: Event) -> Command:
+        """The reply to a message that the journal has."""
         if isinstance(message, Finished):
             return Continue()
         if self._stop:
             return self._stop
         if trial.cancelled is not None:
             return Stop(StopKind.CANCELLED, trial.cancelled)
-        if self._purse and (stop := self._purse.verdict(trial.trial_id)):
+        if self._budget and (stop := self._budget.verdict(trial.trial_id)):
             return stop
         if isinstance(message, EvalReport):
             reason = trial.pruned or self._pruner.reason(trial, message.step)
             return Stop(StopKind.PRUNED, reason) if reason else Continue()
         if isinstance(message, StepReport) and trial.planned.adaptive_lr and message.step < self._cfg.stage.steps:
-            return self._move_lr(trial, message)
+            lr = next_lr(trial, message, with_values(self._cfg, trial.planned.overrides).algorithm)
+            return Continue() if lr is None else SetLr(lr)
         return Continue()
 
-    def _must_be_kept(self, held: _Held, message: Event) -> bool:
-        """Whether a word has to be on the books before it is answered.
-
-        After the answer the trainer removes all but its newest `keep_checkpoints`; one that the journal knows has to be
-        among those that stay.
-        """
-        if not isinstance(message, CheckpointWritten):
+    def _continues_within_budget(self, trial_id: str, outcome: AttemptOutcome) -> bool:
+        """Whether a trial that its budget stopped is continued by this driver once there is room."""
+        if outcome is not AttemptOutcome.BUDGET or self._stop or self._budget is None:
             return False
-        before, held.checkpoint_in_flush = held.checkpoint_in_flush, self._journal.flushes
-        return self._cfg.trainer.keep_checkpoints < 2 or before == self._journal.flushes
+        return self._budget.goes_on(trial_id)
 
-    def _post_phases(self, reported: Sequence[_Held]) -> None:
-        """What these attempts reported since the last time, into the ledger: a sum up to each checkpoint, so that it is
-        known what came after the last one, and one of what came since."""
-        sums = [
-            (held.key, number, phases)
-            for held in reported
-            for number, phases in [*held.phases_before, (held.last_word, held.phases)]
-            if phases
-        ]
-        self._ledger.usages.add_phase_reports(sums)
-        for held in reported:
-            held.phases, held.phases_before = {}, []
+    def _write_command(self, attempt: Attempt, sequence: int, message: Event, command: Command) -> None:
+        """Write a command in the same transaction as the message that it answers."""
+        if isinstance(command, Continue):
+            return
+        done = self._journal.record.trials[attempt.trial_id].summary.step
+        step = message.step if isinstance(message, StepReport) else done
+        self._journal.append(CommandSent(attempt.trial_id, attempt.number, sequence, step, command))
 
-    def _listen(self) -> None:
-        """Hear what a person wants, from another process, through the journal."""
+    def _write_phases(self, attempts: Sequence[RunningAttempt]) -> None:
+        """Write what these attempts reported since the last time into the ledger."""
+        self._ledger.usages.add_phase_reports([row for running in attempts for row in running.take_phases()])
+
+    def _read_operator_requests(self) -> None:
+        """Follow requests that another process wrote into the journal (`sweeps stop`, `sweeps cancel`)."""
         self._journal.catch_up()
         record = self._journal.record
         if record.operator_requests == self._requests_read:
@@ -366,60 +333,22 @@ class SweepController:
         self._requests_read = record.operator_requests
         if record.stop_requested is not None:
             self.stop(Stop(StopKind.REQUESTED, record.stop_requested))
-        for trial_id in self._waiting.all():
+        for trial_id in self._queue.all():
             if record.trials[trial_id].state is TrialState.CANCELLED:
-                self._waiting.remove(trial_id)
+                self._queue.remove(trial_id)
 
-    def _move_lr(self, trial: TrialRecord, message: StepReport) -> Command:
-        """The `clip_frac` rule at work: lowered as often as it takes, raised at most once per stage.
-
-        A step done again after a restore is answered as it was the first time.
-        """
-        if message.step in trial.lr_changes:
-            return SetLr(trial.lr_changes[message.step])
-        if message.replay or message.step - max(trial.lr_changes, default=0) < WINDOW_STEPS:
-            return Continue()
-        advice = advise(trial.summary, with_values(self._cfg, trial.planned.overrides).algorithm)
-        if advice.factor == 1.0 or (advice.action == "raise" and trial.lr_was_raised):
-            return Continue()
-        return SetLr(trial.lr * advice.factor)
-
-    def _watch_idleness(self, now_ns: int) -> None:
-        if self._busy_ns is None or any(h.granted and not h.ended for h in self._held.values()):
-            self._busy_ns = now_ns
-        elif self._idle_limit_ns is not None and now_ns - self._busy_ns >= self._idle_limit_ns:
-            text = f"nothing has run for machine.max_idle={self._cfg.machine.max_idle}"
-            self.stop(Stop(StopKind.IDLE, text))
+    def _stop_if_idle(self, now_ns: int) -> None:
+        busy = any(running.granted and not running.ended for running in self._attempts.values())
+        if self._last_busy_ns is None or busy:
+            self._last_busy_ns = now_ns
+        elif self._max_idle_ns is not None and now_ns - self._last_busy_ns >= self._max_idle_ns:
+            self.stop(Stop(StopKind.IDLE, f"nothing has run for machine.max_idle={self._cfg.machine.max_idle}"))
 
     def _watch_budget(self) -> None:
-        if self._purse and not self._stop:
-            self._purse.watch()
-            self._heed_purse()
+        if self._budget and not self._stop:
+            self._budget.watch()
+            self._stop_if_over_budget()
 
-    def _heed_purse(self) -> None:
-        if self._purse and self._purse.over:
-            self.stop(Stop(StopKind.BUDGET, self._purse.over))
-
-    def _labels(self, trial: TrialRecord) -> dict[str, str]:
-        planned = trial.planned
-        return {
-            "stage": self._cfg.stage.name,
-            "state": str(TrialState.RUNNING),
-            "prompts_per_step": str(planned.prompts_per_step),
-            "group_size": str(planned.group_size),
-            "lr": f"{planned.lr:g}",
-            "lr_scaling": "=".join(planned.names),
-            "seed": str(planned.seed),
-            "varied": planned.varied,
-            "trainer": self._cfg.trainer.name,
-            **(self._forecast(planned) if self._forecast else {}),
-        }
-
-
-def _accuracy_labels(report: EvalReport) -> dict[str, str]:
-    estimate = average_at_k(report.results)
-    return {
-        "acc": f"{estimate.value:.4f}",
-        "acc_ci_low": f"{estimate.low:.4f}",
-        "acc_ci_high": f"{estimate.high:.4f}",
-    }
+    def _stop_if_over_budget(self) -> None:
+        if self._budget and self._budget.over:
+            self.stop(Stop(StopKind.BUDGET, self._budget.over))

@@ -1,18 +1,15 @@
-"""From a checked configuration to a finished sweep and an exit code: the order in which things are opened and closed.
+"""From a checked configuration to a finished sweep and an exit code: what is opened and closed, in which order.
 
-Everything that can be wrong is found before a lease is opened. Whatever happens after that, the books are closed, the
-processes are ended, and a person is told what to do next.
+Everything that can be wrong is found before a lease is opened. Whatever happens afterwards, the processes are ended,
+the journal and the ledger are closed, and a person reads what to do next.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from threading import Timer
 from time import sleep
 
 from rich.text import Text
@@ -26,6 +23,8 @@ from rl.spec import Stop, StopKind
 from sweeps.config.build import canonical
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.driver import deadman
+from sweeps.driver.background import BackgroundServices
+from sweeps.driver.context import DriverContext
 from sweeps.driver.controller import SweepController
 from sweeps.driver.finish import (
     EXIT_BUDGET,
@@ -33,24 +32,19 @@ from sweeps.driver.finish import (
     EXIT_GATE,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    copy_ledger,
     exit_code,
-    failed,
-    judge,
-    keep_books,
+    has_failed_trials,
+    judge_gate,
     release_machine,
 )
-from sweeps.driver.resume import (
-    bring_checkpoints_back,
-    check_can_run,
-    earlier_sweeps,
-    held_sweep,
-    simulated_until,
-    to_go_on_with,
-)
-from sweeps.driver.session import BackgroundServices, Session, Undelivered
+from sweeps.driver.preconditions import check_can_run
+from sweeps.driver.resume import earlier_sweeps, fetch_checkpoints, locked_sweep, simulated_until, sweep_to_resume
+from sweeps.driver.signals import signals_ignored, sigterm_interrupts, sigterm_stops
 from sweeps.driver.summary import (
     print_budget,
     print_end,
+    print_not_uploaded,
     print_plan,
     print_promotion,
     print_stopped,
@@ -69,16 +63,16 @@ from sweeps.protocol.promotion import promotion
 from sweeps.report import terminal
 from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.limits import check_limits
-from sweeps.storage.uploads import unsaved_text
 
 SIMULATED_PAUSE_SECONDS = 0.1
-"""Of the world's time, for one simulated heartbeat of a sweep that is paused."""
-TERMINATION_SECONDS = 20.0
-"""How long trials may take to write a checkpoint after SIGTERM: those that send it often kill after 30."""
+"""Real time that one simulated heartbeat of a paused sweep takes."""
 
 
 def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
-    """Run one stage; the exit code of `sweep.py`. `typed` are its overrides, for the commands that are proposed.
+    """Run one stage; returns the exit code of `sweep.py`.
+
+    Args:
+        typed: the overrides of the command, for the commands that are printed.
 
     Raises:
         ConfigError: found before anything was started, written or billed.
@@ -86,185 +80,175 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     console = terminal.make_console()
     plan = make_plan(cfg)
     pricing = find_price(cfg)
-    root = Path(cfg.paths.root)
-    records = earlier_sweeps(cfg, root)
+    records = earlier_sweeps(cfg)
     time = measured(records, cfg) or from_data_sheet(cfg)
     print_plan(console, cfg, plan, pricing, time)
     step_up = promotion(records, cfg)
     print_promotion(console, step_up)
     check_limits(cfg, pricing)
-    known = to_go_on_with(cfg, plan, root, records)
+    selected = sweep_to_resume(cfg, plan, records)
     if cfg.dry_run:
-        if known and not known.finished:
-            console.print(f"{known.sweep_id} is not finished: this goes on with it, {known.left} trials are left.")
+        if selected and not selected.finished:
+            console.print(f"{selected.sweep_id} is not finished: a run resumes it, {selected.left} trials are left.")
         console.print("dry_run=true: nothing was run and nothing was written.")
         return EXIT_OK
-    check_can_run(cfg, root, console, pricing.per_hour_text)
+    check_can_run(cfg, console, pricing.per_hour_text)
     if step_up.problem:
         return EXIT_GATE
     clock = SystemClock()
     if cfg.simulated:
-        clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, root, plan, records)))
-    finished = known is not None and known.finished and cfg.resume != "failed"
-    came_up = bool(cfg.machine.up) and lease.is_real_machine(cfg) and not finished
-    if came_up:
+        clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, plan, records)))
+    finished = selected is not None and selected.finished and cfg.resume != "failed"
+    machine_started = bool(cfg.machine.up) and lease.is_real_machine(cfg) and not finished
+    if machine_started:
         cfg = acquire.start(cfg, lambda text: console.print(Text(text), soft_wrap=True))
     try:
         with _cards(cfg) as cards, Ledger.open(cfg.database, clock) as ledger:
             ledger.usages.close_dead()
             end_lost_attempts_of_all(ledger, records)
-            with held_sweep(cfg, plan, ledger, root, known) as (journal, still_held):
-                session = Session(cfg, typed, console, ledger, journal, clock, pricing, time, cards, still_held)
-                if session.record.finished:
-                    console.print(f"{session.record.sweep_id} is finished; resume=never starts another one.")
-                    return exit_code(session.record)
+            with locked_sweep(cfg, plan, ledger, selected) as (journal, keep_lock):
+                context = DriverContext(cfg, typed, console, ledger, journal, clock, pricing, time, cards, keep_lock)
+                if context.record.finished:
+                    console.print(f"{context.record.sweep_id} is finished; resume=never starts another sweep.")
+                    return exit_code(context.record)
                 try:
-                    return _run_sweep(session)
+                    return _run_sweep(context)
                 except StoreError as error:
                     print_stopped(console, error, typed)
-                    if running := release.still_running_text(cfg, None, pricing.per_hour_text):
-                        session.tell(f"Machine:  {running}")
+                    if text := release.still_running_text(cfg, None, pricing.per_hour_text):
+                        context.show(f"Machine:  {text}")
                     return EXIT_FAILED
     except (StoreError, ConfigError) as error:
-        undone = f"\n{acquire.undo_start(cfg, pricing)}" if came_up else ""
+        undone = f"\n{acquire.undo_start(cfg, pricing)}" if machine_started else ""
         raise ConfigError(f"{error}{undone}") from error
 
 
-def _run_sweep(session: Session) -> int:
-    cfg, journal, record, ledger = session.cfg, session.journal, session.record, session.ledger
+def _run_sweep(context: DriverContext) -> int:
+    cfg, journal, record, ledger = context.cfg, context.journal, context.record, context.ledger
     resumed = any(t.attempts for t in record.trials.values())
     end_lost_attempts(journal)
-    bring_checkpoints_back(cfg, journal, session.sweep_dir, session.tell)
-    session.console.print(f"Sweep {record.sweep_id}" + (resumed_text(session) if resumed else ""))
-    purse = BudgetController(cfg, ledger, record, session.pricing, session.time, wait=_pause_of(session.clock))
-    for note in purse.notes:
-        session.tell(f"  {note}")
-    # Where only the closing of the books is left, no machine is held again.
-    only_to_close = bool(record.lease_ids) and not record.left
-    if not only_to_close and _cannot_be_paid(session, purse):
+    fetch_checkpoints(cfg, journal, context.sweep_dir, context.show)
+    context.console.print(f"Sweep {record.sweep_id}" + (resumed_text(context) if resumed else ""))
+    budget = BudgetController(cfg, ledger, record, context.pricing, context.time, wait=_pause_of(context.clock))
+    for note in budget.notes:
+        context.show(f"  {note}")
+    # Where only the end of the sweep is missing, its machine is not acquired again.
+    only_to_finish = bool(record.lease_ids) and not record.left
+    if not only_to_finish and _over_budget(context, budget):
         return EXIT_BUDGET
-    if only_to_close:
+    if only_to_finish:
         lease_id = record.lease_ids[-1]
     else:
-        lease_id = acquire.attach(cfg, ledger, record.sweep_id, session.pricing, session.tell)
-    purse.hold(ledger.leases.get(lease_id).lease)
-    session.still_held()
-    config = canonical(cfg)  # machine and storage may differ from those it was planned with
+        lease_id = acquire.attach(cfg, ledger, record.sweep_id, context.pricing, context.show)
+    budget.hold(ledger.leases.get(lease_id).lease)
+    context.keep_lock()
+    config = canonical(cfg)  # machine and storage may differ from the plan's
     journal.append(DriverStarted(lease_id, os.getpid(), config["machine"], config["storage"]))
     journal.catch_up()
-    end_lost_attempts(journal)  # what a driver that had lost the sweep began meanwhile; now it can write no more
-    deadman.start(cfg, record.sweep_id, session.database)
-    beside = BackgroundServices(session)
-    beside.start()
-    end, executor, host = DriverEnd.FAILED, None, None
-    lock_lost = False
+    end_lost_attempts(journal)  # a driver that lost the lock may have started attempts; from now on it cannot
+    deadman.start(cfg, record.sweep_id)
+    services = BackgroundServices(context)
+    services.start()
+    end, executor, controller, lock_lost = DriverEnd.FAILED, None, None, False
     try:
-        with terminal.LiveView(session.console, record, cfg.stage.steps, session.costs, session.time) as view:
-            host = SweepController(
+        with terminal.LiveView(context.console, record, cfg.stage.steps, context.costs, context.time) as view:
+            controller = SweepController(
                 cfg,
                 ledger=ledger,
                 journal=journal,
                 lease_id=lease_id,
-                sweep_dir=session.sweep_dir,
+                sweep_dir=context.sweep_dir,
                 view=view,
-                cards=len(session.cards),
-                purse=purse,
-                forecast=lambda trial: forecast_labels(cfg, session.pricing, trial, session.time),
-                notice=beside.notice,
-                still_held=session.still_held,
+                cards=len(context.cards),
+                budget=budget,
+                forecast=lambda trial: forecast_labels(cfg, context.pricing, trial, context.time),
+                preemption_notice=services.preemption_notice,
+                keep_lock=context.keep_lock,
             )
             try:
-                with _termination_as_interrupt():
-                    executor = _make_executor(session)
-                with _termination_as_notice(host):  # after Ray has put a handler of its own in place of ours
-                    executor.run(host)
-                end = _end_by(host.stopped)
+                with sigterm_interrupts():
+                    executor = _make_executor(context)
+                with sigterm_stops(controller):  # after Ray has installed its own handler
+                    executor.run(controller)
+                end = _end_by(controller.stopped)
             except KeyboardInterrupt:
                 end = DriverEnd.INTERRUPTED
-                host.stop(Stop(StopKind.INTERRUPTED))
+                controller.stop(Stop(StopKind.INTERRUPTED))
             except SweepLockedError:
                 lock_lost = True
                 raise
         if end is DriverEnd.INTERRUPTED:
-            because = f" ({host.stopped.text})" if host.stopped and host.stopped.text else ""
-            session.tell(f"Stopping{because}: ending the trials' processes and closing the books ...")
+            reason = f" ({controller.stopped.text})" if controller.stopped and controller.stopped.text else ""
+            context.show(f"Stopping{reason}: ending the trials' processes and closing the ledger ...")
     finally:
-        with _uninterrupted():
-            code = _end(session, lease_id, beside, executor, host, end, lock_lost=lock_lost)
+        with signals_ignored():
+            if executor is not None:
+                executor.close()
+            if lock_lost:  # the driver that has the lock now writes the journal and the ledger
+                services.stop_watching()
+                services.close(DriverEnd.INTERRUPTED)
+                code = EXIT_FAILED
+            else:
+                code = _finish(context, lease_id, services, controller, end)
     return code
 
 
-def _end(
-    session: Session,
+def _finish(
+    context: DriverContext,
     lease_id: str,
-    beside: BackgroundServices,
-    executor: Executor | None,
-    host: SweepController | None,
+    services: BackgroundServices,
+    controller: SweepController | None,
     end: DriverEnd,
-    *,
-    lock_lost: bool,
 ) -> int:
-    """End the processes, close the books, deliver what waits, and tell a person; what it is that `sweep.py` returns."""
-    cfg, record, ledger = session.cfg, session.record, session.ledger
-    if executor is not None:
-        executor.close()
-    if lock_lost:  # the driver that has the lock now writes the ledger
-        beside.stop_watching()
-        beside.drain(DriverEnd.INTERRUPTED)
-        return EXIT_FAILED
-    if host is not None:
-        interrupted = end is DriverEnd.INTERRUPTED
-        host.abandon(AttemptOutcome.INTERRUPTED if interrupted else AttemptOutcome.LOST, "ended by the sweep")
-    beside.stop_watching()
-    stop = host.stopped if host is not None else None
-    verdict = judge(session) if end is DriverEnd.DONE else None
-    going = release.should_release(cfg, end, stop)
-    if not going:
+    """Close the journal and the ledger, deliver what waits, and print the result; returns the exit code."""
+    cfg, record, ledger = context.cfg, context.record, context.ledger
+    stop = None
+    if controller is not None:
+        stop, interrupted = controller.stopped, end is DriverEnd.INTERRUPTED
+        controller.end_all(AttemptOutcome.INTERRUPTED if interrupted else AttemptOutcome.LOST, "ended by the sweep")
+    services.stop_watching()
+    verdict = judge_gate(context) if end is DriverEnd.DONE else None
+    release_wanted = release.should_release(cfg, end, stop)
+    if not release_wanted:
         ledger.leases.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken_back(stop) else end.value)
-    report = session.report()
-    write_costs(session.console, report, session.sweep_dir)
-    # Last: a driver that is killed before it is followed by one that closes the books.
-    session.journal.append(DriverEnded(end))
-    session.journal.catch_up()
-    keep_books(session)
-    left = beside.drain(end)
+    report = context.report()
+    write_costs(context.console, report, context.sweep_dir)
+    # The last event: after a driver that is killed before it, the next driver finishes the sweep.
+    context.journal.append(DriverEnded(end))
+    context.journal.catch_up()
+    copy_ledger(context)
+    undelivered = services.close(end)
     code = EXIT_INTERRUPTED if end is DriverEnd.INTERRUPTED else exit_code(record, verdict)
-    if end is DriverEnd.DONE and not failed(record):
-        shutil.rmtree(session.sweep_dir / "ray", ignore_errors=True)
-    if end is not DriverEnd.FAILED:  # the error is reported by the caller
-        print_end(session, report, verdict, end, stop, tracked=left.tracked)
-        _say_unsaved(session, left)
-    release_machine(session, lease_id, wanted=going)
+    if end is DriverEnd.DONE and not has_failed_trials(record):
+        shutil.rmtree(context.sweep_dir / "ray", ignore_errors=True)
+    if end is not DriverEnd.FAILED:  # otherwise the caller reports the error
+        print_end(context, report, verdict, end, stop, mlflow_complete=undelivered.mlflow_complete)
+        print_not_uploaded(context, undelivered.not_uploaded)
+    release_machine(context, lease_id, wanted=release_wanted)
     return code
 
 
-def _cannot_be_paid(session: Session, purse: BudgetController) -> bool:
-    """Whether not even one trial fits into a budget; if so, it is said, and nothing more is held."""
-    cfg, ledger = session.cfg, session.ledger
-    sweep_id = session.record.sweep_id
-    held = ledger.leases.open_on(lease.machine_instance(cfg, sweep_id))
-    if not (refusal := purse.refusal(held is not None)):
+def _over_budget(context: DriverContext, budget: BudgetController) -> bool:
+    """Whether not even one trial fits into the budget. If so, that is printed, and the machine is released."""
+    cfg, ledger, sweep_id = context.cfg, context.ledger, context.record.sweep_id
+    state = ledger.leases.open_on(lease.machine_instance(cfg, sweep_id))
+    refusal = budget.refusal(state is not None)
+    if not refusal:
         return False
-    session.journal.append(DriverEnded(DriverEnd.BUDGET, refusal))
-    print_budget(session.console, refusal, session.typed)
-    if held is not None and sweep_id in held.sweeps:  # a driver of this sweep died and left the machine
-        going = release.should_release(cfg, DriverEnd.BUDGET, None)
-        if not going:
-            ledger.leases.detach(held.lease.lease_id, sweep_id, "budget")
-        release_machine(session, held.lease.lease_id, wanted=going)
-    elif cfg.machine.up and lease.is_real_machine(cfg) and held is None:
-        session.tell(acquire.release_started(cfg, session.pricing))
+    context.journal.append(DriverEnded(DriverEnd.BUDGET, refusal))
+    print_budget(context.console, refusal, context.typed)
+    if state is not None and sweep_id in state.sweeps:  # a driver of this sweep died while it used the machine
+        release_wanted = release.should_release(cfg, DriverEnd.BUDGET, None)
+        if not release_wanted:
+            ledger.leases.detach(state.lease.lease_id, sweep_id, "budget")
+        release_machine(context, state.lease.lease_id, wanted=release_wanted)
+    elif cfg.machine.up and lease.is_real_machine(cfg) and state is None:
+        context.show(acquire.release_started(cfg, context.pricing))
     return True
 
 
-def _say_unsaved(session: Session, left: Undelivered) -> None:
-    if left.unsaved:
-        text = unsaved_text(session.record.sweep_id, left.unsaved)
-        session.console.print(Text(text, style="yellow"), soft_wrap=True)
-
-
 def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
-    """The cards that trials may use: this host's free ones. Simulated ones and a cluster's are not locked."""
+    """The cards that trials can use: this host's free cards. Simulated cards and a cluster's are not locked."""
     if cfg.simulated:
         return nullcontext(tuple(range(cfg.machine.cards)))
     if ray_address(cfg) != "local":
@@ -274,7 +258,7 @@ def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
 
 @contextmanager
 def _cluster_cards(cfg: SweepConfig) -> Iterator[tuple[int, ...]]:
-    """Connected to the cluster: as many of its cards as trials can use, at most those of the machine that is paid."""
+    """Connects to the cluster: the cards that trials can use, at most those of the machine that is paid for."""
     from sweeps.executors.cluster import joined
 
     named_by = f"machine.cluster={cfg.machine.cluster}"
@@ -282,25 +266,25 @@ def _cluster_cards(cfg: SweepConfig) -> Iterator[tuple[int, ...]]:
         yield tuple(range(min(usable, cfg.machine.cards)))
 
 
-def _make_executor(session: Session) -> Executor:
-    """Ray Tune for real work; in this process, on the fake clock, for simulated trials."""
-    silence_seconds = session.cfg.retry.hung_after_seconds
-    if isinstance(session.clock, FakeClock):
+def _make_executor(context: DriverContext) -> Executor:
+    """Ray Tune for real trials; in this process, on the fake clock, for simulated trials."""
+    silence_seconds = context.cfg.retry.hung_after_seconds
+    if isinstance(context.clock, FakeClock):
         from sweeps.executors.in_process import InProcessExecutor
 
-        return InProcessExecutor(session.clock, silence_seconds=silence_seconds)
+        return InProcessExecutor(context.clock, silence_seconds=silence_seconds)
     from sweeps.executors.ray_tune import RayTuneExecutor
 
     return RayTuneExecutor(
-        cards=session.cards,
-        device=session.cfg.machine.device,
-        logs=session.sweep_dir / "ray",
+        cards=context.cards,
+        device=context.cfg.machine.device,
+        logs=context.sweep_dir / "ray",
         silence_seconds=silence_seconds,
     )
 
 
 def _pause_of(clock: SystemClock | FakeClock) -> Callable[[], None]:
-    """What a paused sweep does at each heartbeat: simulated time must not run away from whoever is to raise a limit."""
+    """What a paused sweep does at each heartbeat. Simulated time waits, so that a person can raise a limit."""
     return (lambda: sleep(SIMULATED_PAUSE_SECONDS)) if isinstance(clock, FakeClock) else (lambda: None)
 
 
@@ -309,48 +293,3 @@ def _end_by(stop: Stop | None) -> DriverEnd:
     if stop is None:
         return DriverEnd.DONE
     return DriverEnd.BUDGET if stop.kind is StopKind.BUDGET else DriverEnd.INTERRUPTED
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does: books closed, resumable."""
-
-    def raise_interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, raise_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _termination_as_notice(host: SweepController) -> Iterator[None]:
-    """SIGTERM lets trials write a checkpoint, as a notice of preemption does; after a while, or again, as Ctrl-C."""
-    again = Timer(TERMINATION_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
-    again.daemon = True
-
-    def stop(*_: object) -> None:
-        if host.stopped:
-            raise KeyboardInterrupt
-        host.stop(Stop(StopKind.TERMINATED, "the driver received SIGTERM"))
-        again.start()
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        again.cancel()
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C must not leave half-closed books; closing takes seconds."""
-    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The end of a sweep: its gate judged, its books copied to where they are safe, and what the command returns."""
+"""The end of a sweep: its gate is judged, its ledger is copied, and the command's exit code is chosen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cost.copies.s3_snapshot import archive
 from cost.ledger.sqlite_copy import daily_backup
 from cost.records import StoreError
 from sweeps.config.overrides import CONF_DIR
-from sweeps.driver.session import Session
+from sweeps.driver.context import DriverContext
 from sweeps.journal.events import DriverEnd, GateVerdict, WarningIssued
 from sweeps.journal.journal import SweepRecord, TrialState
 from sweeps.machines import release
@@ -20,41 +20,41 @@ from sweeps.storage.uploads import unsaved
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
-def judge(session: Session) -> GateVerdict:
-    """The stage's metric gate, written into the journal."""
-    verdict = metric_gate(session.record, session.cfg.stage.steps, session.cfg.gate)
-    session.journal.append(verdict)
+def judge_gate(context: DriverContext) -> GateVerdict:
+    """Judge the stage's metric gate, and write the verdict into the journal."""
+    verdict = metric_gate(context.record, context.cfg.stage.steps, context.cfg.gate)
+    context.journal.append(verdict)
     return verdict
 
 
-def keep_books(session: Session) -> None:
-    """A copy of the day beside a local ledger (a server's is its keeper's business), and a snapshot in the bucket."""
-    if isinstance(place := session.database, Path):
+def copy_ledger(context: DriverContext) -> None:
+    """Make the daily copy of a SQLite ledger, and a snapshot in the bucket. A server's ledger has its own backups."""
+    if isinstance(path := context.cfg.database, Path):
         try:
-            daily_backup(place, session.ledger.now_ns())
+            daily_backup(path, context.ledger.now_ns())
         except StoreError as error:
-            session.warn(f"no copy of the ledger was made: {error}")
-    snapshot(session)
+            context.warn(f"the ledger was not copied: {error}")
+    write_snapshot(context)
 
 
-def snapshot(session: Session) -> None:
-    """Into S3, where there is a bucket. Each holds everything: the next one makes good for one that failed."""
-    if session.cfg.storage.bucket is None:
+def write_snapshot(context: DriverContext) -> None:
+    """Write a snapshot of the ledger into the bucket, if there is one. Each snapshot holds everything."""
+    if context.cfg.storage.bucket is None:
         return
     try:
-        archive(session.ledger, bucket_of(session.cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
+        archive(context.ledger, bucket_of(context.cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
     except (BucketError, StoreError) as error:
-        session.warn(
-            f"no snapshot of the ledger was made: {error}; the next sweep or `python -m cost backup --to` will"
+        context.warn(
+            f"no snapshot of the ledger was written: {error}; the next sweep or `python -m cost backup --to` writes one"
         )
 
 
-def release_machine(session: Session, lease_id: str, *, wanted: bool) -> None:
+def release_machine(context: DriverContext, lease_id: str, *, wanted: bool) -> None:
     """Release the machine, if wanted; otherwise report that it is still running, and its cost."""
-    cfg, ledger, sweep_id = session.cfg, session.ledger, session.record.sweep_id
-    per_hour = session.pricing.per_hour_text
+    cfg, ledger, sweep_id = context.cfg, context.ledger, context.record.sweep_id
+    per_hour = context.pricing.per_hour_text
     if wanted:
-        left = [] if cfg.machine.down_unsaved else unsaved(cfg.storage, ledger, sweep_id, session.sweep_dir)
+        left = [] if cfg.machine.down_unsaved else unsaved(cfg.storage, ledger, sweep_id, context.sweep_dir)
         # A snapshot before the machine stops, since this process may stop with it, and one with the outcome.
         text = release.release(
             cfg.machine,
@@ -62,27 +62,27 @@ def release_machine(session: Session, lease_id: str, *, wanted: bool) -> None:
             lease_id,
             sweep_id,
             left,
-            before_stop=lambda: snapshot(session),
+            before_stop=lambda: write_snapshot(context),
             per_hour=per_hour,
         )
         if ledger.leases.get(lease_id).to_ns is None:
-            session.journal.append(WarningIssued(text))
-        snapshot(session)
+            context.journal.append(WarningIssued(text))
+        write_snapshot(context)
     else:
         text = release.still_running_text(cfg, ledger.leases.get(lease_id), per_hour)
     if text:
-        session.tell(f"Machine:  {text}")
+        context.show(f"Machine:  {text}")
 
 
-def failed(record: SweepRecord) -> bool:
+def has_failed_trials(record: SweepRecord) -> bool:
     return any(t.state is TrialState.FAILED for t in record.trials.values())
 
 
 def exit_code(record: SweepRecord, verdict: GateVerdict | None = None) -> int:
-    """Of a sweep that was not interrupted. `verdict`: just now; None: what the journal knows counts."""
+    """Exit code of a sweep that was not interrupted. `verdict`: the gate's; None: as in the journal."""
     if any(t.state is TrialState.BUDGET_STOPPED for t in record.trials.values()) or record.ended is DriverEnd.BUDGET:
         return EXIT_BUDGET
-    gate_open = verdict.open if verdict else bool(record.gate and record.gate.open)
-    if gate_open:
+    verdict = verdict or record.gate
+    if verdict is not None and verdict.open:
         return EXIT_OK
-    return EXIT_FAILED if failed(record) or record.ended is DriverEnd.FAILED else EXIT_GATE
+    return EXIT_FAILED if has_failed_trials(record) or record.ended is DriverEnd.FAILED else EXIT_GATE

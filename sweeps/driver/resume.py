@@ -1,45 +1,41 @@
-"""Everything before the first bill: what earlier sweeps know, whether this one can run, its place in the journal."""
+"""Which sweep a command runs: an unfinished one that is resumed, or a new one. Its lock and its journal."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from cost.copies.s3 import BucketError
 from cost.ledger.database import shown_place
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.ledger.sweep_lock import LOCK, SweepLockedError, lock_owner, sweep_lock
 from cost.records import NoLedgerError, StoreError
-from rl.spec import ConfigurationError
-from sweeps.config.axes import recipes
 from sweeps.config.build import canonical
 from sweeps.config.diff import changed_keys
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.journal.events import RetryPlanned, SweepPlanned
 from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep_ids
-from sweeps.machines.cards import ray_address
-from sweeps.machines.release import rent_hint
 from sweeps.planning.plan import Plan
 from sweeps.storage.checkpoint_restore import restore_checkpoints
-from sweeps.storage.sweep_bucket import check_bucket
 
-MOST_CHANGES = 12
+MAX_CHANGES_SHOWN = 12
 """Changed keys that a refusal lists."""
+MAX_SWEEPS_OF_A_PLAN = 100_000
 
 
-def earlier_sweeps(cfg: SweepConfig, root: Path) -> list[SweepRecord]:
-    """What the ledger knows of earlier sweeps, oldest first; nothing where there is no ledger yet."""
-    place = cfg.database
-    if isinstance(place, Path) and not place.exists():
+def earlier_sweeps(cfg: SweepConfig) -> list[SweepRecord]:
+    """Every sweep in the ledger, oldest first; none where there is no ledger yet.
+
+    Raises:
+        ConfigError: the ledger cannot be read.
+    """
+    if isinstance(cfg.database, Path) and not cfg.database.exists():
         return []
     try:
-        with Ledger.open(place, create=False, read_only=True) as ledger:
+        with Ledger.open(cfg.database, create=False, read_only=True) as ledger:
             return [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
     except NoLedgerError:
         return []
@@ -47,11 +43,11 @@ def earlier_sweeps(cfg: SweepConfig, root: Path) -> list[SweepRecord]:
         raise ConfigError(str(error)) from error
 
 
-def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[SweepRecord]) -> int:
-    """UTC nanoseconds that the simulated time of this plan's sweeps has come to; 0 where there was none.
+def simulated_until(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> int:
+    """Where the simulated time of this plan's sweeps has stopped, UTC nanoseconds; 0: there is none.
 
-    It runs ahead of the world's, and a resume goes on where it had come to. A driver that was killed may have lived
-    up to a heartbeat longer than the last thing that it wrote.
+    Simulated time runs ahead of real time, and a resumed sweep continues from where it stopped. A driver that was
+    killed may have lived up to a heartbeat longer than its last event.
     """
     same_plan = [r for r in earlier if r.plan_digest == plan.digest]
     if not same_plan:
@@ -62,142 +58,81 @@ def simulated_until(cfg: SweepConfig, root: Path, plan: Plan, earlier: Sequence[
     return max([r.last_ns for r in same_plan] + beats) + HEARTBEAT_NS
 
 
-def check_can_run(cfg: SweepConfig, root: Path, console: Console, per_hour: str = "UNPRICED") -> None:
-    """Whatever would stop every trial is found here, before anything is billed.
-
-    Args:
-        per_hour: what the machine costs, for somebody who has to rent it.
+def fetch_checkpoints(cfg: SweepConfig, journal: Journal, sweep_dir: Path, show: Callable[[str], None]) -> None:
+    """Fetch the checkpoints that trials resume from, where they are not on this machine.
 
     Raises:
-        ConfigError: what is wrong, where, and what would be right.
-    """
-    if cfg.search.cards_per_trial > 1 and cfg.trainer.name == "native":
-        raise ConfigError(
-            f"stage {cfg.stage.name} gives each trial {cfg.search.cards_per_trial} cards; trainer=native has one: "
-            "it can be planned and priced with dry_run=true, run simulated with trainer=simulated, or run on one card "
-            "with search.cards_per_trial=1"
-        )
-    _check_writable(root)
-    try:
-        check_bucket(cfg.storage)
-    except BucketError as error:
-        raise ConfigError(f"storage.bucket={cfg.storage.bucket}: {error}; or storage=local keeps all here") from error
-    if cfg.simulated:
-        return
-    if cfg.machine.device == "cuda" and not cfg.machine.up:
-        import torch
-
-        if torch.cuda.device_count() < cfg.machine.cards and ray_address(cfg) == "local":
-            raise ConfigError(
-                f"machine={cfg.machine.name} has {cfg.machine.cards} x {cfg.machine.card_name}, and this host shows "
-                f"{torch.cuda.device_count()} CUDA devices: {rent_hint(cfg.machine, per_hour)}; or choose another "
-                "machine with machine="
-            )
-    from rl.models import prepare
-    from rl.tasks import load_task
-
-    try:
-        for at in recipes(cfg):
-            load_task(at.task)
-            prepare(at.model, at.task, Path(cfg.paths.cache), lambda line: console.print(f"  model: {line}"))
-    except ConfigurationError as error:
-        raise ConfigError(str(error)) from error
-
-
-def bring_checkpoints_back(cfg: SweepConfig, journal: Journal, sweep_dir: Path, tell: Callable[[str], None]) -> None:
-    """Fetch the checkpoints that trials go on from, where this machine has not written them itself.
-
-    Raises:
-        ConfigError: they cannot be had now.
+        ConfigError: a checkpoint cannot be fetched now.
     """
     try:
-        restore_checkpoints(cfg.storage, journal, sweep_dir, notify=tell)
+        restore_checkpoints(cfg.storage, journal, sweep_dir, notify=show)
     except (BucketError, OSError) as error:
         raise ConfigError(
-            f"{error}. {journal.record.sweep_id} goes on from checkpoints that lie there: try again once it answers, "
-            "or start another sweep of the same plan with resume=never"
+            f"{error}. {journal.record.sweep_id} resumes from checkpoints that are there: try again when the bucket "
+            "answers, or start another sweep of the same plan with resume=never"
         ) from error
 
 
-def to_go_on_with(cfg: SweepConfig, plan: Plan, root: Path, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
-    """What `resume` asks for, of the sweeps that `earlier_sweeps` found; None: a new one.
+def sweep_to_resume(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
+    """The sweep that `resume` selects among `earlier`; None: a new sweep is started.
 
     Raises:
-        ConfigError: `resume` names a sweep that is not there, or whose plan is another; or nothing has failed; or
-            another process drives the sweep.
+        ConfigError: `resume` names a sweep that does not exist or has another plan; no trial has failed; or another
+            driver runs the sweep.
     """
-    known = _asked_for(cfg, plan, earlier)
-    if known is None or known.finished:
-        return known
+    selected = _select(cfg, plan, earlier)
+    if selected is None or selected.finished:
+        return selected
     try:
-        by = lock_owner(cfg.database, known.sweep_id)
+        owner = lock_owner(cfg.database, selected.sweep_id)
     except StoreError as error:
         raise ConfigError(str(error)) from error
-    if by is not None:  # said before a machine is brought up, or cards are asked for that it holds
-        raise ConfigError(f"{SweepLockedError(known.sweep_id, by)}: {_what_to_do(cfg, known.sweep_id)}")
-    return known
+    if owner is not None:  # checked here, before a machine is started and before the other driver's cards are requested
+        raise _already_driven(cfg, SweepLockedError(selected.sweep_id, owner))
+    return selected
 
 
 @contextmanager
-def held_sweep(
-    cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, known: SweepRecord | None
+def locked_sweep(
+    cfg: SweepConfig, plan: Plan, ledger: Ledger, selected: SweepRecord | None
 ) -> Iterator[tuple[Journal, Callable[[], None]]]:
-    """The sweep to go on with (`to_go_on_with`), or a new one with its whole plan in the journal.
+    """Lock the selected sweep, or a new one whose whole plan is in the journal, until the end of the block.
 
-    It is held until the end of the block: two drivers of one sweep would run its trials twice. Yields its journal, read
-    after it was held, and what has to be called at each heartbeat (`cost.driving`).
+    Two drivers of one sweep would run its trials twice. Yields the sweep's journal, read under the lock, and a function
+    to call at every heartbeat (`cost.ledger.sweep_lock`).
 
     Raises:
-        ConfigError: another process drives the sweep.
+        ConfigError: another driver has the lock.
     """
-    place = cfg.database
     with ExitStack() as stack:
         try:
-            if known:
-                still_held = stack.enter_context(sweep_lock(place, known.sweep_id))
-                journal = Journal(ledger, known.sweep_id, known)
+            if selected:
+                keep_lock = stack.enter_context(sweep_lock(cfg.database, selected.sweep_id))
+                journal = Journal(ledger, selected.sweep_id, selected)
             else:
-                sweep_id, still_held = _new_name(cfg, plan, ledger, root, stack)
+                sweep_id, keep_lock = _lock_new_sweep(cfg, plan, ledger, stack)
                 journal = Journal(ledger, sweep_id)
-                config = canonical(cfg)
-                journal.append(SweepPlanned.from_plan(plan, cfg.stage.name, cfg.machine.name, config))
-                journal.catch_up()
+                journal.append(SweepPlanned.from_plan(plan, cfg.stage.name, cfg.machine.name, canonical(cfg)))
         except SweepLockedError as error:
-            raise ConfigError(f"{error}: {_what_to_do(cfg, error.sweep_id)}") from error
-        _keep_configuration(root / journal.record.sweep_id, journal.record.config)
+            raise _already_driven(cfg, error) from error
+        _write_config(Path(cfg.paths.root) / journal.record.sweep_id, journal.record.config)
         if cfg.resume == "failed":
-            _plan_failed_again(journal, ledger)
+            _retry_failed_trials(journal)
         if not journal.record.finished:
             ledger.usages.close_dead(locked_sweep=journal.record.sweep_id)
-        yield journal, still_held
+        yield journal, keep_lock
 
 
-def _what_to_do(cfg: SweepConfig, sweep_id: str) -> str:
-    """About a sweep that another process drives."""
-    where = "" if cfg.paths.root == "runs" else f" --root {cfg.paths.root}"
-    where += f" --db {shown_place(cfg.storage.database_url)}" if cfg.storage.database_url else ""
-    return (
-        f"wait for it, stop it with `python -m sweeps stop {sweep_id}{where}`, or start another sweep of the same plan "
-        "with resume=never"
+def _already_driven(cfg: SweepConfig, error: SweepLockedError) -> ConfigError:
+    options = "" if cfg.paths.root == "runs" else f" --root {cfg.paths.root}"
+    options += f" --db {shown_place(cfg.storage.database_url)}" if cfg.storage.database_url else ""
+    return ConfigError(
+        f"{error}: wait for it, stop it with `python -m sweeps stop {error.sweep_id}{options}`, or start another sweep "
+        "of the same plan with resume=never"
     )
 
 
-def _check_writable(root: Path) -> None:
-    existing = root.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    probe = existing / f".write-test-{os.getpid()}"
-    try:
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"paths.root={root} cannot be written ({error.strerror} at {existing}): "
-            "make it writable, or choose another folder with paths.root=DIR"
-        ) from error
-
-
-def _asked_for(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
+def _select(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
     same_plan = [record for record in earlier if record.plan_digest == plan.digest]
     if cfg.resume == "never":
         return None
@@ -208,7 +143,7 @@ def _asked_for(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> 
             raise ConfigError(f"resume=failed: no sweep of this plan was ever started in {cfg.paths.root}")
         if all(t.state is not TrialState.FAILED for t in same_plan[-1].trials.values()):
             raise ConfigError(
-                f"resume=failed: no trial of {same_plan[-1].sweep_id} has failed; resume=auto goes on with the rest"
+                f"resume=failed: no trial of {same_plan[-1].sweep_id} has failed; resume=auto resumes unfinished trials"
             )
         return same_plan[-1]
     named = next((record for record in earlier if record.sweep_id == cfg.resume), None)
@@ -220,66 +155,60 @@ def _asked_for(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> 
     return named
 
 
-def _new_name(
-    cfg: SweepConfig, plan: Plan, ledger: Ledger, root: Path, stack: ExitStack
-) -> tuple[str, Callable[[], None]]:
-    """A name that no sweep had before, here or elsewhere: stage, plan and a counter. It is held from here on, so that
-    whoever starts the same plan at the same moment, on whatever host, finds it taken."""
-    known = sweep_ids(ledger)
-    for counter in range(1, 100_000):
+def _lock_new_sweep(cfg: SweepConfig, plan: Plan, ledger: Ledger, stack: ExitStack) -> tuple[str, Callable[[], None]]:
+    """A sweep id that was never used: stage, plan and a counter. Its lock keeps other drivers, on any host, from it."""
+    root, known = Path(cfg.paths.root), sweep_ids(ledger)
+    for counter in range(1, MAX_SWEEPS_OF_A_PLAN):
         sweep_id = f"{cfg.stage.name}-{plan.digest[:6]}-{counter}"
-        if sweep_id in known or _was_used(root / sweep_id):
+        if sweep_id in known or _folder_was_used(root / sweep_id):
             continue
-        with ExitStack() as this_one:
+        with ExitStack() as lock:
             try:
-                still_held = this_one.enter_context(sweep_lock(cfg.database, sweep_id))
+                keep_lock = lock.enter_context(sweep_lock(cfg.database, sweep_id))
             except SweepLockedError:
                 if cfg.resume == "never":
                     continue
                 raise
-            if sweep_id in sweep_ids(ledger):  # and was over before we held it
+            if sweep_id in sweep_ids(ledger):  # another driver planned and ended it before the lock was free
                 continue
-            stack.push(this_one.pop_all())
-            return sweep_id, still_held
-    raise ConfigError(f"{root} holds 100,000 sweeps of this plan; choose another paths.root")
+            stack.push(lock.pop_all())
+            return sweep_id, keep_lock
+    raise ConfigError(f"{root} has {MAX_SWEEPS_OF_A_PLAN:,} sweeps of this plan; choose another paths.root")
 
 
-def _was_used(folder: Path) -> bool:
-    """Whether something of a sweep lies there, be it one that its ledger does not know any more."""
+def _folder_was_used(folder: Path) -> bool:
+    """Whether the folder has files of a sweep, which the ledger may no longer know."""
     return folder.exists() and any(path.name != LOCK for path in folder.iterdir())
 
 
-def _keep_configuration(folder: Path, config: Mapping[str, Any]) -> None:
-    """`config.yaml`, for people; not there yet where its driver was killed, or the sweep comes from another machine."""
+def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write `config.yaml`, for people, unless it exists: a killed driver may not have written it."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "config.yaml").exists():
         (folder / "config.yaml.new").write_text(_yaml(config), encoding="utf-8")
         (folder / "config.yaml.new").replace(folder / "config.yaml")
 
 
-def _plan_failed_again(journal: Journal, ledger: Ledger) -> None:
-    with ledger.transaction():
+def _retry_failed_trials(journal: Journal) -> None:
+    with journal.transaction():
         for trial in journal.record.trials.values():
             if trial.state is TrialState.FAILED:
-                again = RetryPlanned(
-                    trial.trial_id, len(trial.attempts), 0, "asked for with resume=failed", forgive=True
-                )
-                journal.append(again)
-    journal.catch_up()
+                attempts, reason = len(trial.attempts), "requested with resume=failed"
+                journal.append(RetryPlanned(trial.trial_id, attempts, 0, reason, forgive=True))
 
 
 def _plan_difference(cfg: SweepConfig, record: SweepRecord, plan: Plan) -> str:
     new, old = {t.trial_id for t in plan.trials}, set(record.trials)
     changes = changed_keys(record.config, canonical(cfg))
-    shown = [f"  {change}" for change in changes[:MOST_CHANGES]]
-    if len(changes) > MOST_CHANGES:
-        shown.append(f"  ... and {len(changes) - MOST_CHANGES} more")
+    shown = [f"  {change}" for change in changes[:MAX_CHANGES_SHOWN]]
+    if len(changes) > MAX_CHANGES_SHOWN:
+        shown.append(f"  ... and {len(changes) - MAX_CHANGES_SHOWN} more")
     return "\n".join(
         [
-            f"resume={record.sweep_id}: its plan is another one: it has {len(old)} trials on {record.machine}, this "
-            f"configuration resolves to {len(new)}, {len(new & old)} of them the same. What changed since:",
+            f"resume={record.sweep_id} has another plan: {len(old)} trials on {record.machine}. This configuration "
+            f"gives {len(new)} trials, {len(new & old)} of them the same. What changed since:",
             *shown,
-            "Type the overrides it was started with (they are in its config.yaml), or start anew with resume=never",
+            "Type the overrides that it was started with (see its config.yaml), or start a new sweep with resume=never",
         ]
     )
 

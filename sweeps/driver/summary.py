@@ -1,4 +1,4 @@
-"""The two texts around a sweep: its plan and price before, what came of it and what to do next after."""
+"""What a sweep prints: its plan and price before it runs, its results and the next command afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cost.reports.by_trial import Report, write_csv
 from rl.spec import Stop
 from sweeps.config.axes import axes
 from sweeps.config.types import SweepConfig
-from sweeps.driver.session import Session
+from sweeps.driver.context import DriverContext
 from sweeps.forecast.step_time import StepTime, sweep_seconds
 from sweeps.journal.events import DriverEnd, GateVerdict
 from sweeps.journal.journal import TrialState
@@ -28,6 +28,7 @@ from sweeps.protocol.promotion import Promotion
 from sweeps.report import terminal
 from sweeps.search.best import Best, best, instead_of
 from sweeps.search.pruning import first_evaluation, why_never_pruning
+from sweeps.storage.uploads import unsaved_text
 
 
 def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime | None) -> None:
@@ -58,21 +59,21 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
 
 
 def _print_search(console: Console, cfg: SweepConfig) -> None:
-    """Where points come from, if they are not the grid's, and what ends trials early."""
+    """Where the trials' points come from, unless from a grid, and when trials are pruned."""
     search = cfg.search
     if search.method != "grid":
         seeds = f", each point with seeds {', '.join(map(str, search.seeds))}" if len(search.seeds) > 1 else ""
-        how = {
+        points = {
             "random": f"points drawn at random (search.sampler_seed={search.sampler_seed})",
             "optuna": f"points proposed by Optuna's TPE (search.sampler_seed={search.sampler_seed}), the first "
             f"{search.startup_trials} at random",
         }[search.method]
-        console.print(f"  {how}{seeds}, from:")
+        console.print(f"  {points}{seeds}, from:")
         console.print(Padding(terminal.space_table(axes(cfg)), (0, 0, 0, 4)))
     if search.pruning != "none":
         rule = {
-            "asha": f"beyond each rung the best 1 in {search.pruning_factor} goes on",
-            "median": f"below percentile {search.pruning_percentile:g} of the others a trial ends",
+            "asha": f"at each rung the best 1 in {search.pruning_factor} continues",
+            "median": f"trials below percentile {search.pruning_percentile:g} of the others are pruned",
         }[search.pruning]
         first = search.pruning_warmup_completions or first_evaluation(cfg)
         console.print(
@@ -82,28 +83,26 @@ def _print_search(console: Console, cfg: SweepConfig) -> None:
 
 
 def print_best(console: Console, found: Best) -> None:
-    """The point with the highest accuracy, as it can be typed."""
+    """The point with the highest accuracy, as overrides that can be typed."""
     over = f", mean over {found.seeds} seeds" if found.seeds > 1 else ""
     typed = " ".join(map(shlex.quote, (*found.batch, *found.values)))
     console.print(Text(f"Best:     acc {found.accuracy:.3f}{over}: {typed}"), soft_wrap=True)
-    console.print(f"          the best of {found.points}, so partly by luck: run it again with other search.seeds")
+    console.print(f"          best of {found.points} points, so partly by chance: run it again with other search.seeds")
 
 
 def print_promotion(console: Console, step: Promotion) -> None:
-    """What the stage stands on, what changed since, and why it must not start, if so."""
+    """The sweep whose gate allows this stage, what changes since then, and why the stage cannot start, if so."""
     if step.below:
-        console.print(
-            f"Stands on {step.below}, gate open. What changes:" if step.changes else f"Stands on {step.below}"
-        )
+        console.print(f"Follows {step.below}, gate open. What changes:" if step.changes else f"Follows {step.below}")
     for change in step.changes:
         console.print(Text(f"  {change}"), soft_wrap=True)
     if step.problem:
         console.print(Text(f"Gate:     closed: {step.problem}", style="red"), soft_wrap=True)
 
 
-def resumed_text(session: Session) -> str:
-    """What a sweep that goes on has left to do, has cost, has lost, and will still cost."""
-    cfg, record, pricing, time = session.cfg, session.record, session.pricing, session.time
+def resumed_text(context: DriverContext) -> str:
+    """What a resumed sweep has left to do, what it has cost, and what it will cost."""
+    cfg, record, pricing, time = context.cfg, context.record, context.pricing, context.time
     left = f"{record.left} of {len(record.trials) + record.to_propose} trials left"
     if time:
         steps = cfg.stage.steps
@@ -111,24 +110,30 @@ def resumed_text(session: Session) -> str:
         if record.to_propose:
             to_come += [time.of(trial, steps) for trial in make_plan(cfg).typical[-record.to_propose :]]
         left += f", about {pricing.of(sum(to_come) * cfg.search.cards_per_trial / cfg.machine.cards)} to come"
-    report = session.report()
+    report = context.report()
     if report.unpriced:
-        return f": going on, {left}; UNPRICED so far"
+        return f": resuming, {left}; UNPRICED so far"
     lost = sum(r.categories.get("lost_work", 0) for r in report.trials)
     spent = money_text(Money(report.total_pico, report.currency))
-    return f": going on, {left}; {spent} so far, {money_text(Money(lost, report.currency))} of it lost work"
+    return f": resuming, {left}; {spent} so far, {money_text(Money(lost, report.currency))} of it lost work"
 
 
 def print_end(
-    session: Session, report: Report, verdict: GateVerdict | None, end: DriverEnd, stop: Stop | None, *, tracked: bool
+    context: DriverContext,
+    report: Report,
+    verdict: GateVerdict | None,
+    end: DriverEnd,
+    stop: Stop | None,
+    *,
+    mlflow_complete: bool,
 ) -> None:
-    """What came of each trial, what it cost, the gate with its reasons, and the commands that come next.
+    """The result and the cost of each trial, the gate with its reasons, and the next commands.
 
     Args:
         stop: why the sweep stopped early, if it did.
-        tracked: MLflow has everything.
+        mlflow_complete: MLflow has everything.
     """
-    console, cfg, record, typed = session.console, session.cfg, session.record, session.typed
+    console, cfg, record, typed = context.console, context.cfg, context.record, context.typed
 
     def cost_text(pico: int, unpriced: bool) -> str:
         return "UNPRICED" if unpriced else money_text(Money(pico, report.currency))
@@ -139,7 +144,7 @@ def print_end(
     total = cost_text(report.total_pico, report.unpriced)
     overheads = cost_text(report.total_pico - sum(r.pico for r in report.trials), report.unpriced)
     console.print(
-        Text(f"Cost: {total}, of it {overheads} not inside a trial ({session.sweep_dir}/cost.csv)"), soft_wrap=True
+        Text(f"Cost: {total}, of it {overheads} outside trials ({context.sweep_dir}/cost.csv)"), soft_wrap=True
     )
     found = best(cfg, record)
     if found:
@@ -148,11 +153,11 @@ def print_end(
         terminal.print_gate(console, verdict)
         console.print("Learning rate, by clip_frac of the last steps:")
         terminal.print_lr_advice(console, list(record.trials.values()), cfg)
-    if not tracked:
+    if not mlflow_complete:
         console.print(
-            Text("MLflow has not everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
+            Text("MLflow does not have everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
         )
-    uri = cfg.tracking.uri or f"sqlite:///{session.root / 'mlflow.db'}"
+    uri = cfg.tracking.uri or f"sqlite:///{context.root / 'mlflow.db'}"
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
     failed = [trial for trial in record.trials.values() if trial.state is TrialState.FAILED]
     for trial in failed[: terminal.MOST_ROWS]:
@@ -172,8 +177,15 @@ def print_end(
         console.print(Text(f"Next:     {command}"), soft_wrap=True)
 
 
+def print_not_uploaded(context: DriverContext, lines: Sequence[str]) -> None:
+    """What is not in the bucket yet, and the command that uploads it."""
+    if lines:
+        text = unsaved_text(context.record.sweep_id, lines)
+        context.console.print(Text(text, style="yellow"), soft_wrap=True)
+
+
 def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
-    """Why a sweep stopped at a limit, or was not started, and how it goes on."""
+    """Why a sweep stopped at a limit, or did not start, and the command that continues it."""
     console.print(Text(f"Budget:   {why}", style="yellow"), soft_wrap=True)
     keys = [key for key in ("trial_limit", "sweep_limit", "stage_limit", "month_limit") if f"budget.{key}" in why]
     dropped = ("resume=never", *(f"budget.{key}=" for key in keys))
@@ -182,15 +194,15 @@ def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
     scopes = dict.fromkeys(re.findall(r"\(cost budget --set (\S+)\)", why))
     raised = [f"python -m cost budget --set '{scope}=AMOUNT CURRENCY', then" for scope in scopes]
     command = " ".join([*raised, "python sweep.py", *map(shlex.quote, kept), *higher])
-    console.print(Text(f"Go on:    {command}"), soft_wrap=True)
+    console.print(Text(f"Continue: {command}"), soft_wrap=True)
 
 
 _OF_ONE_STAGE = ("+stage=", "stage.", "search.", "search=", "resume=", "dry_run=", "gate.", "trainer.simulated.")
-"""Overrides that say something of one stage only: the next one decides for itself."""
+"""Overrides that belong to one stage only: the next stage has its own."""
 
 
 def next_command(stage: str, typed: Sequence[str]) -> str:
-    """The command for the next stage: what was typed for this one, less what belongs to its stage alone."""
+    """The command for the next stage: the overrides of this command without those of its stage."""
     kept = [t for t in typed if not t.startswith(_OF_ONE_STAGE)]
     return " ".join(["python sweep.py", f"+stage={stage}", *map(shlex.quote, kept)])
 
@@ -200,30 +212,30 @@ def _short(source: str) -> str:
 
 
 def print_stopped(console: Console, error: StoreError, typed: Sequence[str]) -> None:
-    """The books cannot be written any more: what stands, and what to do."""
+    """The ledger cannot be written any more: what was written, and what to do."""
     again = " ".join(["python sweep.py", *map(shlex.quote, typed)])
     console.print(Text(f"Stopped: {error}", style="red"), soft_wrap=True)
     if isinstance(error, SweepLockedError):
         console.print(
-            "This driver had lost its lock. The processes of its trials were ended, and it writes nothing more; what "
-            "was not written yet of its trials is done again there. See: python -m cost leases list",
+            "This driver had lost its lock. It has ended its trials' processes and writes nothing more. The other "
+            "driver repeats the work that was not written. See: python -m cost leases list",
             soft_wrap=True,
         )
         return
     console.print(
         Text(
-            "The trials' processes were ended. What was written stands, and the machine counts as held until the books "
-            f"are closed. When that is mended, go on with:  {again}"
+            "The trials' processes were ended. Everything that was written is kept, and the machine's lease stays open "
+            f"until the sweep is finished. When the problem is solved, continue with:  {again}"
         ),
         soft_wrap=True,
     )
 
 
 def write_costs(console: Console, report: Report, sweep_dir: Path) -> None:
-    """`cost.csv`. A disk that is full does not stand in the way of closing the books: it can be made again."""
+    """Write `cost.csv`. A full disk must not keep the ledger from being closed: the file can be written again."""
     try:
         write_csv(report, sweep_dir / "cost.csv")
     except OSError as error:
         again = f"python -m cost report --sweep {sweep_dir.name} --format csv --out {sweep_dir / 'cost.csv'}"
-        text = f"warning: cost.csv was not written ({error.strerror}); it is made again by: {again}"
+        text = f"warning: cost.csv was not written ({error.strerror}); write it with: {again}"
         console.print(Text(text, style="yellow"), soft_wrap=True)

@@ -1,7 +1,9 @@
-"""Who runs the trials. An executor takes attempts from a `Controller`, runs them, and brings it every word they say.
+"""Executors run the trials: they take attempts from a `Controller`, run them, and bring it every trainer message.
 
-It decides nothing: which attempt is next, what a trainer is told and what an end means is the host's (the driver's)
-business. Two members, one conformance suite: Ray Tune for real work, in-process on a fake clock for simulated trials.
+An executor decides nothing: which attempt is next, which command a trainer receives and what an end means is decided by
+the controller. There are two: Ray Tune for real trials, and one in this process, on a fake clock, for simulated trials.
+
+Tested in tests/sweeps/executors/test_ray_tune.py and tests/sweeps/executors/test_in_process.py.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt, ready to be run on `spec.cards` cards that are free."""
+    """One attempt, ready to run on `spec.cards` free cards."""
 
     spec: TrialSpec
     checkpoint: Path | None
+    """Where it resumes from; None: it starts afresh."""
 
     @property
     def trial_id(self) -> str:
@@ -34,22 +37,22 @@ class Attempt:
 
 
 class Controller(Protocol):
-    """What an executor is given: the driver, seen from below."""
+    """What an executor is given. Calls come from one thread; a repeated call changes nothing."""
 
     def next_attempt(self) -> Attempt | None:
-        """The attempt to start next; None: nothing for now. It may wait for the cards of one that is ending."""
+        """The attempt to start next; None: nothing for now. The cards of an ending attempt may not be free yet."""
         ...
 
     def done(self) -> bool:
-        """Nothing runs and nothing will be started any more."""
+        """Nothing runs, and nothing will be started any more."""
         ...
 
     def on_granted(self, attempt: Attempt) -> None:
-        """It holds its cards from this moment on: comes once, before its first message."""
+        """The attempt has its cards from now on. Comes once, before its first message."""
         ...
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
-        """Take in what a trainer said; the answer goes back to it before its next step."""
+        """A trainer message, numbered from 0. The returned command reaches the trainer before its next step."""
         ...
 
     def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
@@ -57,26 +60,26 @@ class Controller(Protocol):
         ...
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
-        """Its processes are gone and its cards are back (or are not, after a wait): comes once, after `on_ended`."""
+        """The attempt's processes are gone and its cards are back, or (False) not in time. Comes after `on_ended`."""
         ...
 
     def on_cards(self, cards: int) -> None:
-        """From now on trials can use so many cards: a node was lost or has joined, or cards did not come back."""
+        """Trials can use this many cards from now on: a node was lost or has joined, or cards did not come back."""
         ...
 
     def stopping(self) -> bool:
-        """Nothing more shall be started: what waits for its cards need not get them."""
+        """Nothing more is started: an attempt that waits for its cards need not get them."""
         ...
 
     def on_tick(self) -> None:
-        """Called often, whether anything was said or not: time for heartbeats."""
+        """Called often, with or without messages: time for heartbeats."""
         ...
 
 
 class Executor(Protocol):
-    """Runs attempts until the host is done."""
+    """Runs attempts until the controller is done."""
 
-    def run(self, host: Controller) -> None: ...
+    def run(self, controller: Controller) -> None: ...
 
     def close(self) -> None:
         """End everything that still runs, at once. Safe to call twice, and after an exception out of `run`."""
@@ -84,17 +87,17 @@ class Executor(Protocol):
 
 
 class HungError(RuntimeError):
-    """No word for longer than the limit."""
+    """A trainer reported nothing for longer than the limit."""
 
 
 def outcome_of_finish(finished: Finished) -> tuple[AttemptOutcome, str]:
-    """The outcome of an attempt that ended in order, and a message for a person."""
+    """The outcome of an attempt that ended in order, and details for a person."""
     stop = finished.stopped
     return (AttemptOutcome.COMPLETED, "") if stop is None else (STOP_OUTCOMES[stop.kind], stop.text)
 
 
 def outcome_of_error(error: BaseException) -> tuple[AttemptOutcome, str]:
-    """What an exception out of a trainer means, and a message for a person."""
+    """The outcome of an attempt whose trainer raised, and details for a person."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     match error:
         case PreemptedError():

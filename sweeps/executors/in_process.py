@@ -1,7 +1,7 @@
 """Runs simulated trials in this process, on a fake clock, as many at once as there are cards.
 
-The trainer says how long everything takes; the clock jumps from one message to the next in the order in which they
-would have come, with the host's ticks between. Nothing waits, nothing forks, nothing runs in parallel.
+The simulated trainer gives the duration of everything. The clock jumps from one message to the next, in the order in
+which they would arrive, with the controller's ticks in between. Nothing waits, forks or runs in parallel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TICK_NS = 10_000_000_000
 
 
 class Stopwatch:
-    """How long the trainer's work took since the last message (`rl.trainers.simulated.SimulatedClock`)."""
+    """How long the trainer's work took since its last message (`rl.trainers.simulated.Clock`)."""
 
     def __init__(self, silence_seconds: float) -> None:
         self.elapsed_ns = 0
@@ -33,15 +33,18 @@ class Stopwatch:
     def sleep_ns(self, duration_ns: int) -> None:
         self.elapsed_ns += duration_ns
         if self.elapsed_ns > self._silence_seconds * 1e9:
-            raise HungError(f"no word for {self._silence_seconds:g} s: it hangs")
+            raise HungError(f"no message for {self._silence_seconds:g} s: the attempt hangs")
 
 
 @dataclass
 class _Running:
     attempt: Attempt
-    words: Generator[Event, Command | None, None]
+    messages: Generator[Event, Command | None, None]
+    """The trainer."""
     message: Event | None = None
+    """The message that it sends next."""
     error: BaseException | None = None
+    """The exception that it raises instead."""
     sequence: int = 0
 
 
@@ -55,57 +58,59 @@ class InProcessExecutor:
         *,
         silence_seconds: float = 1800.0,
     ) -> None:
-        """`silence_seconds`: a trainer that says nothing for longer hangs, and is ended."""
+        """`silence_seconds`: a trainer without a message for longer hangs, and is ended."""
         self._stopwatch = Stopwatch(silence_seconds)
         self._trainer = trainer(self._stopwatch)
         self._clock = clock
         self._queue: list[tuple[int, int, _Running]] = []
         self._order = itertools.count()
-        self._next_tick = clock.monotonic_ns() + TICK_NS
+        self._next_tick_ns = clock.monotonic_ns() + TICK_NS
 
-    def run(self, host: Controller) -> None:
+    def run(self, controller: Controller) -> None:
         while True:
-            while attempt := host.next_attempt():
-                host.on_granted(attempt)
+            while attempt := controller.next_attempt():
+                controller.on_granted(attempt)
                 running = _Running(attempt, self._trainer.run(attempt.spec, attempt.checkpoint))
-                self._go_on(running, None)
+                self._resume(running, None)
             if not self._queue:
-                if host.done():
+                if controller.done():
                     return
-                self._advance_to(self._next_tick, host)  # what waits has a moment before which it must not start
+                self._advance_to(self._next_tick_ns, controller)  # a waiting trial may not start before some moment
                 continue
-            at, _, running = heapq.heappop(self._queue)
-            self._advance_to(at, host)
-            self._deliver(running, host)
+            at_ns, _, running = heapq.heappop(self._queue)
+            self._advance_to(at_ns, controller)
+            self._deliver(running, controller)
 
     def close(self) -> None:
         for _, _, running in self._queue:
-            running.words.close()
+            running.messages.close()
         self._queue.clear()
 
-    def _deliver(self, running: _Running, host: Controller) -> None:
+    def _deliver(self, running: _Running, controller: Controller) -> None:
         if running.error is not None:
-            self._end(running, host, *outcome_of_error(running.error))
+            self._end(running, controller, *outcome_of_error(running.error))
             return
         if running.message is None:
-            self._end(running, host, AttemptOutcome.CRASHED, "the trainer ended without its last message")
+            text = "the trainer ended without its last message"
+            self._end(running, controller, AttemptOutcome.CRASHED, text)
             return
-        command = host.on_message(running.attempt, running.sequence, running.message)
+        command = controller.on_message(running.attempt, running.sequence, running.message)
         running.sequence += 1
         if isinstance(running.message, Finished):
-            running.words.close()
-            self._end(running, host, *outcome_of_finish(running.message))
+            running.messages.close()
+            self._end(running, controller, *outcome_of_finish(running.message))
             return
-        self._go_on(running, command)
+        self._resume(running, command)
 
-    def _end(self, running: _Running, host: Controller, outcome: AttemptOutcome, message: str) -> None:
-        host.on_ended(running.attempt, outcome, message)
-        host.on_released(running.attempt, True)
+    def _end(self, running: _Running, controller: Controller, outcome: AttemptOutcome, message: str) -> None:
+        controller.on_ended(running.attempt, outcome, message)
+        controller.on_released(running.attempt, True)
 
-    def _go_on(self, running: _Running, command: Command | None) -> None:
+    def _resume(self, running: _Running, command: Command | None) -> None:
+        """Let the trainer work until its next message, which is queued for the moment at which it would arrive."""
         running.message, self._stopwatch.elapsed_ns = None, 0
         try:
-            running.message = running.words.send(command)
+            running.message = running.messages.send(command)
         except StopIteration:
             pass
         except Exception as error:
@@ -113,9 +118,9 @@ class InProcessExecutor:
         due_ns = self._clock.monotonic_ns() + self._stopwatch.elapsed_ns
         heapq.heappush(self._queue, (due_ns, next(self._order), running))
 
-    def _advance_to(self, at_ns: int, host: Controller) -> None:
-        while self._next_tick <= at_ns:
-            self._clock.advance(self._next_tick - self._clock.monotonic_ns())
-            self._next_tick += TICK_NS
-            host.on_tick()
+    def _advance_to(self, at_ns: int, controller: Controller) -> None:
+        while self._next_tick_ns <= at_ns:
+            self._clock.advance(self._next_tick_ns - self._clock.monotonic_ns())
+            self._next_tick_ns += TICK_NS
+            controller.on_tick()
         self._clock.advance(at_ns - self._clock.monotonic_ns())

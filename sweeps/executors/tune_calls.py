@@ -1,4 +1,7 @@
-"""What Ray Tune is given to call: a searcher, a callback and a stopper, which pass all of it on to the executor."""
+"""The objects that Ray Tune calls: a searcher, a callback and a stopper. They pass every call on to the executor.
+
+Tested in tests/sweeps/executors/test_ray_tune.py.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class NotSaved:
-    """Tune pickles what it was given into a state that nobody reads: books stay out of it."""
+class CallsExecutor:
+    """Passes Tune's calls on. Tune pickles these objects into a state that is never read, without the executor."""
 
     def __init__(self, executor: RayTuneExecutor) -> None:
         self._executor = executor
@@ -23,58 +26,58 @@ class NotSaved:
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
-    def _tell(self, method: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Tune makes text of what is raised in here: it is kept, for `run` to raise as it was."""
+    def _call(self, method: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Call a method of the executor. Tune turns exceptions into text, so the executor keeps them for `run`."""
         try:
             return method(*arguments, **named)
         except Exception as error:
-            self._executor.keep(error)
+            self._executor.keep_error(error)
             raise
 
 
-class ControllerSearcher(NotSaved, Searcher):
-    """Tune asks here for the next attempt."""
+class ControllerSearcher(CallsExecutor, Searcher):
+    """Tune asks the searcher for the next attempt."""
 
     def __init__(self, executor: RayTuneExecutor) -> None:
         Searcher.__init__(self, metric=None, mode=None)
         super().__init__(executor)
 
     def suggest(self, trial_id: str) -> Any:
-        return self._tell(self._executor.suggest, trial_id)
+        return self._call(self._executor.suggest, trial_id)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         pass
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the journal is what a resume reads."""
+        """Saves nothing: a resume reads the journal."""
 
     def restore(self, checkpoint_path: str) -> None:
         raise NotImplementedError("a sweep is resumed from its journal, not from Ray Tune's state")
 
 
-class ControllerCallback(NotSaved, tune.Callback):
-    """Tune tells here what happened."""
+class ControllerCallback(CallsExecutor, tune.Callback):
+    """Tune reports results and ends to the callback."""
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._tell(self._executor.tick, trials)
+        self._call(self._executor.tick, trials)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        self._tell(self._executor.result, trial, result)
+        self._call(self._executor.result, trial, result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._tell(self._executor.ended, trial, died=False)
+        self._call(self._executor.ended, trial, died=False)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._tell(self._executor.ended, trial, died=True)
+        self._call(self._executor.ended, trial, died=True)
 
 
-class NothingToStartStopper(NotSaved, tune.Stopper):
-    """Tune asks here whether to end with trials still waiting for their cards."""
+class NothingToStartStopper(CallsExecutor, tune.Stopper):
+    """Tune asks the stopper whether to end although trials still wait for their cards."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        return self._tell(self._executor.nothing_can_start)
+        return self._call(self._executor.nothing_can_start)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rl.spec import AlgorithmSpec, Mean
+from rl.spec import AlgorithmSpec, Mean, StepReport
+from sweeps.journal.journal import TrialRecord
 from sweeps.journal.trial_summary import WINDOW_STEPS, TrialSummary, WindowStep
 
 RAISE_BELOW = 0.02
@@ -60,6 +61,22 @@ def advise(trial: TrialSummary, algorithm: AlgorithmSpec) -> Advice:
     return Advice(
         "raise", clip_frac, basis, f"clip_frac {clip_frac:.1%} is under {RAISE_BELOW:.0%}: a raise may be tried"
     )
+
+
+def next_lr(trial: TrialRecord, message: StepReport, algorithm: AlgorithmSpec) -> float | None:
+    """The learning rate to set after this step; None: keep the present one.
+
+    Lowered as often as the rule says so, raised at most once per stage, and `WINDOW_STEPS` apart. A step that is done
+    again after a restore gets the same answer as the first time.
+    """
+    if message.step in trial.lr_changes:
+        return trial.lr_changes[message.step]
+    if message.replay or message.step - max(trial.lr_changes, default=0) < WINDOW_STEPS:
+        return None
+    advice = advise(trial.summary, algorithm)
+    if advice.factor == 1.0 or (advice.action == "raise" and trial.lr_was_raised):
+        return None
+    return trial.lr * advice.factor
 
 
 def _objection_to_a_raise(first_entropy: Mean | None, window: Sequence[WindowStep]) -> str | None:

@@ -137,46 +137,46 @@ def _at_words(points: Points, witness: Witness) -> None:
     run = InProcessExecutor.run
     driver.FakeClock = WitnessedClock
 
-    def run_witnessed(self: InProcessExecutor, host: Controller) -> None:
-        witnessed: Any = _WitnessedHost(host, points, witness)
+    def run_witnessed(self: InProcessExecutor, controller: Controller) -> None:
+        witnessed: Any = _WitnessedController(controller, points, witness)
         run(self, witnessed)
 
     InProcessExecutor.run = run_witnessed
 
 
-class _WitnessedHost:
+class _WitnessedController:
     """The driver as its executor sees it, with a witness between the two."""
 
-    def __init__(self, host: Any, points: Points, witness: Witness) -> None:
-        self._host, self._points, self._witness = host, points, witness
+    def __init__(self, controller: Any, points: Points, witness: Witness) -> None:
+        self._controller, self._points, self._witness = controller, points, witness
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._host, name)
+        return getattr(self._controller, name)
 
     def on_granted(self, attempt: Attempt) -> None:
         resumed = None if attempt.checkpoint is None else attempt.checkpoint.name
         self._witness.write("granted", trial=attempt.trial_id, attempt=attempt.number, checkpoint=resumed)
-        self._around("granted", lambda: self._host.on_granted(attempt))
+        self._around("granted", lambda: self._controller.on_granted(attempt))
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
         said = {"trial": attempt.trial_id, "attempt": attempt.number, "kind": message.type}
         step = getattr(message, "step", None)
         self._witness.write("said", **said, step=step)
-        command = self._around(message.type, lambda: self._host.on_message(attempt, sequence, message))
+        command = self._around(message.type, lambda: self._controller.on_message(attempt, sequence, message))
         if isinstance(message, CheckpointWritten):
             self._witness.write("heard", **said, step=step, checkpoint=Path(message.path).name)
         return command
 
     def on_ended(self, attempt: Attempt, *more: Any) -> None:
-        self._around("ended", lambda: self._host.on_ended(attempt, *more))
+        self._around("ended", lambda: self._controller.on_ended(attempt, *more))
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
         self._witness.write("released", trial=attempt.trial_id, attempt=attempt.number)
-        self._around("released", lambda: self._host.on_released(attempt, released))
+        self._around("released", lambda: self._controller.on_released(attempt, released))
         self._witness.write("closed", trial=attempt.trial_id, attempt=attempt.number)
 
     def on_tick(self) -> None:
-        self._around("tick", self._host.on_tick)
+        self._around("tick", self._controller.on_tick)
 
     def _around(self, word: str, call: Callable[[], Any]) -> Any:
         self._points.reach("before a word", word)

@@ -35,34 +35,34 @@ SMALL = ("stage.steps=6", "trainer.checkpoint_every_steps=2", "task.eval_questio
 class TellingTwice:
     """A driver whose executor brings every word twice, and all words of an attempt once more after its end."""
 
-    def __init__(self, host: Any) -> None:
-        self._host = host
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
         self._said: dict[str, list[tuple[int, Event]]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._host, name)
+        return getattr(self._controller, name)
 
     def on_granted(self, attempt: Attempt) -> None:
-        self._host.on_granted(attempt)
-        self._host.on_granted(attempt)
+        self._controller.on_granted(attempt)
+        self._controller.on_granted(attempt)
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
         self._said.setdefault(str(attempt), []).append((sequence, message))
-        answer = self._host.on_message(attempt, sequence, message)
-        assert self._host.on_message(attempt, sequence, message) == answer
+        answer = self._controller.on_message(attempt, sequence, message)
+        assert self._controller.on_message(attempt, sequence, message) == answer
         return answer
 
     def on_ended(self, attempt: Attempt, outcome: AttemptOutcome, message: str) -> None:
-        self._host.on_ended(attempt, outcome, message)
-        self._host.on_ended(attempt, outcome, message)
+        self._controller.on_ended(attempt, outcome, message)
+        self._controller.on_ended(attempt, outcome, message)
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
-        self._host.on_released(attempt, released)
-        self._host.on_released(attempt, released)
-        self._host.on_granted(attempt)
+        self._controller.on_released(attempt, released)
+        self._controller.on_released(attempt, released)
+        self._controller.on_granted(attempt)
         for sequence, message in self._said[str(attempt)]:
-            self._host.on_message(attempt, sequence, message)
-        self._host.on_ended(attempt, AttemptOutcome.CRASHED, "told late")
+            self._controller.on_message(attempt, sequence, message)
+        self._controller.on_ended(attempt, AttemptOutcome.CRASHED, "told late")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_whatever_is_told_twice_counts_once_in_the_record_and_in_the_books(tmp_p
     folders = tmp_path / "once", tmp_path / "twice"
     once, twice = (a_sweep(folder, *SMALL, *overrides) for folder in folders)
     once.run()
-    host: Any = TellingTwice(twice.host)
-    twice.executor.run(host)
+    controller: Any = TellingTwice(twice.controller)
+    twice.executor.run(controller)
     assert what_happened(twice, folders[1]) == what_happened(once, folders[0])
     assert load(twice.ledger, "smoke-test-1") == twice.journal.record
 
@@ -101,17 +101,17 @@ def what_happened(sweep: Sweep, folder: Path) -> Any:
 class AtMessage:
     """A driver to whom something happens before its n-th message."""
 
-    def __init__(self, host: Any, number: int, event: Callable[[], None]) -> None:
-        self._host, self._left, self._event = host, number, event
+    def __init__(self, controller: Any, number: int, event: Callable[[], None]) -> None:
+        self._controller, self._left, self._event = controller, number, event
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._host, name)
+        return getattr(self._controller, name)
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
         self._left -= 1
         if self._left == 0:
             self._event()
-        return self._host.on_message(attempt, sequence, message)
+        return self._controller.on_message(attempt, sequence, message)
 
 
 @pytest.mark.parametrize("step_ns", [HOUR_NS, -HOUR_NS], ids=["forward", "back"])
@@ -119,8 +119,8 @@ def test_a_wall_clock_set_by_an_hour_in_the_middle_changes_nothing_and_is_noted(
     folders = tmp_path / "steady", tmp_path / "stepped"
     steady, stepped = (a_sweep(folder, *SMALL) for folder in folders)
     steady.run()
-    host: Any = AtMessage(stepped.host, 7, lambda: stepped.clock.step_wall(step_ns))
-    stepped.executor.run(host)
+    controller: Any = AtMessage(stepped.controller, 7, lambda: stepped.clock.step_wall(step_ns))
+    stepped.executor.run(controller)
     assert what_happened(stepped, folders[1]) == what_happened(steady, folders[0])
     with stepped.ledger.read() as connection:
         assert [row.step_ns for row in connection.exec_driver_sql("SELECT step_ns FROM clock_step")] == [step_ns]
@@ -158,10 +158,10 @@ def test_books_that_cannot_be_written_end_the_sweep_with_what_to_do_and_it_goes_
     assert found.code == 1, found.said
     assert "Stopped: the " in found.said
     assert reason in found.said
-    assert "go on with:  python sweep.py +stage=smoke" in found.said
+    assert "continue with:  python sweep.py +stage=smoke" in found.said
     assert "Traceback" not in found.said
     assert found.code_after == 0, found.said_after
-    assert "going on" in found.said_after
+    assert "resuming" in found.said_after
     assert found.wrong == []
 
 

@@ -138,5 +138,5 @@ def test_a_driver_that_lost_its_sweep_to_another_writes_nothing_more_and_says_so
     assert "Stopped: smoke-" in found.said[0]
     assert f"is being driven by process {found.pids[1]} on " in found.said[0]
     assert "Traceback" not in found.said[0]
-    assert "going on" in found.said[1]
+    assert "resuming" in found.said[1]
     assert_every_trial_ran_once(url, tmp_path, {"COMPLETED", "LOST"})

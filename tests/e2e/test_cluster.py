@@ -233,7 +233,7 @@ def test_the_whole_command_runs_real_trials_on_a_cluster_loses_a_node_and_finish
         assert process.wait(timeout=60) == 0, "".join(told)
     said = "".join(told)
     assert "preempted, will be tried again: its node was lost" in said
-    assert "trials can use 1 cards now, 2 before. The lease goes on at the price of the whole cluster" in said
+    assert "trials can use 1 cards now, 2 before. The lease stays open at the price of the whole cluster" in said
     with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
         (sweep_id,) = sweep_ids(ledger)
         record = load(ledger, sweep_id)
@@ -245,8 +245,9 @@ def test_the_whole_command_runs_real_trials_on_a_cluster_loses_a_node_and_finish
 
 def slow_sweep(address: str, folder: str) -> None:
     """A sweep of simulated trials that wait for a word after their second step. Runs in a process of its own."""
+    from sweeps.executors.attempt_actor import AttemptActor
     from sweeps.executors.cluster import joined
-    from sweeps.executors.ray_tune import AttemptActor, RayTuneExecutor
+    from sweeps.executors.ray_tune import RayTuneExecutor
     from tests.sweeps.in_process import a_sweep
 
     class Waiting(AttemptActor):
@@ -270,9 +271,9 @@ def slow_sweep(address: str, folder: str) -> None:
 
     sweep = a_sweep(Path(folder), "machine.cards=2", "search.cards_per_trial=1")
     settings = {"lease_id": "lease-1", "sweep_dir": Path(folder), "view": Silent(), "cards": 2}
-    host = Telling(sweep.cfg, ledger=sweep.ledger, journal=sweep.journal, **settings)
+    controller = Telling(sweep.cfg, ledger=sweep.ledger, journal=sweep.journal, **settings)
     with joined(address, "cpu", 1, "here") as usable:
         executor = RayTuneExecutor(cards=range(usable), device="cpu", logs=Path(folder) / "ray")
         executor.actor = Waiting
-        executor.run(host)
+        executor.run(controller)
         executor.close()

@@ -48,7 +48,7 @@ def test_after_a_kill_the_same_command_runs_what_is_left_and_nothing_twice(tmp_p
     assert BEFORE_THE_KILL <= len(done) < 6
     result = sweep(tmp_path, *COMMAND)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"going on, {6 - len(done)} of 6 trials left" in " ".join(result.stdout.split())
+    assert f"resuming, {6 - len(done)} of 6 trials left" in " ".join(result.stdout.split())
     after = details(tmp_path)
     assert {d["state"] for d in after.values()} == {"COMPLETED"}
     assert all(after[trial]["attempts"] == 1 for trial in done)

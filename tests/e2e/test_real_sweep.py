@@ -71,11 +71,11 @@ def test_a_smoke_that_is_interrupted_and_then_told_to_terminate_goes_on_each_tim
 
     second = start(tmp_path, cache, *TWO)
     before = "".join(read_until(second, "completed") + read_until(second, "step   1/6"))
-    assert "going on, 2 of 2 trials left" in before
+    assert "resuming, 2 of 2 trials left" in before
     stop(second, signal.SIGTERM)
 
     told, _ = start(tmp_path, cache, *TWO).communicate(timeout=300)
-    assert "going on, 1 of 2 trials left" in told
+    assert "resuming, 1 of 2 trials left" in told
     assert "Metric gate: open" in told
     status = json.loads(module(tmp_path, "sweeps", "status", "--json").stdout)
     assert [s["trials"] for s in status["sweeps"]] == [{"COMPLETED": 2}]

@@ -40,11 +40,11 @@ class Sweep:
     clock: FakeClock
     ledger: Ledger
     journal: Journal
-    host: SweepController
+    controller: SweepController
     executor: InProcessExecutor
 
     def run(self) -> Sweep:
-        self.executor.run(self.host)
+        self.executor.run(self.controller)
         return self
 
     def reports(self) -> dict[str, TrialReports]:
@@ -52,7 +52,7 @@ class Sweep:
         return trial_reports(self.ledger, self.journal.record.sweep_id)
 
 
-def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **host_settings) -> Sweep:
+def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **controller_settings) -> Sweep:
     """A planned sweep with its lease held, not yet run. Without a price of the machine, it is unpriced."""
     cfg = compose(["+stage=smoke", "trainer=simulated", f"paths.root={folder}", *overrides])
     clock = FakeClock(price.from_ns) if price else FakeClock()
@@ -76,8 +76,8 @@ def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **host
     ledger.leases.attach("lease-1", "smoke-test-1")
     journal.append(DriverStarted("lease-1", pid=1))
     journal.catch_up()
-    settings = {"cards": cfg.machine.cards, "view": Silent(), **host_settings}
-    host = SweepController(cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, **settings)
+    settings = {"cards": cfg.machine.cards, "view": Silent(), **controller_settings}
+    controller = SweepController(cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, **settings)
     return Sweep(
-        cfg, clock, ledger, journal, host, InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
+        cfg, clock, ledger, journal, controller, InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
     )

@@ -59,15 +59,15 @@ class PaidSweep:
     clock: FakeClock
     ledger: Ledger
     journal: Journal
-    purse: BudgetController
-    host: SweepController
+    budget: BudgetController
+    controller: SweepController
     view: View
     executor: InProcessExecutor
     pricing: Pricing
 
     def run(self) -> PaidSweep:
         """To its end, as a driver does; the machine is given back."""
-        self.executor.run(self.host)
+        self.executor.run(self.controller)
         sweep_id = self.journal.record.sweep_id
         for lease_id in [s.lease.lease_id for s in self.ledger.leases.find(only_open=True) if sweep_id in s.sweeps]:
             self.ledger.leases.detach(lease_id, sweep_id, "done")
@@ -108,7 +108,7 @@ def a_paid_sweep(
     wait: Callable[[], None] = lambda: None,
     cfg: SweepConfig | None = None,
 ) -> PaidSweep:
-    """Planned, its lease held, not yet run; going on, where the ledger knows it. `cfg`: in place of `overrides`."""
+    """Planned, its lease held, not yet run; resuming, where the ledger knows it. `cfg`: in place of `overrides`."""
     cfg = cfg or a_config(folder, *overrides)
     clock = clock or FakeClock()
     ledger = Ledger.open(place or folder / "ledger.db", clock)
@@ -118,7 +118,7 @@ def a_paid_sweep(
         journal.append(SweepPlanned.from_plan(make_plan(cfg), cfg.stage.name, cfg.machine.name, config))
     row = book.in_force("box", clock.utc_ns())
     pricing = Pricing(book, row, hourly(row, cfg.machine.cards))
-    purse = BudgetController(cfg, ledger, journal.record, pricing, time, bounds=bounds, wait=wait)
+    budget = BudgetController(cfg, ledger, journal.record, pricing, time, bounds=bounds, wait=wait)
     lease = Lease(
         lease_id=f"{sweep_id}-{clock.utc_ns()}",
         instance_id=f"simulated:{sweep_id}",
@@ -133,12 +133,12 @@ def a_paid_sweep(
     ledger.leases.open(lease)
     ledger.leases.attach(lease.lease_id, sweep_id)
     journal.append(DriverStarted(lease.lease_id, pid=1))
-    purse.hold(lease)
+    budget.hold(lease)
     view = View()
     settings = {"ledger": ledger, "journal": journal, "lease_id": lease.lease_id, "sweep_dir": folder / sweep_id}
-    host = SweepController(cfg, view=view, cards=cfg.machine.cards, purse=purse, **settings)
+    controller = SweepController(cfg, view=view, cards=cfg.machine.cards, budget=budget, **settings)
     executor = InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)
-    return PaidSweep(cfg, clock, ledger, journal, purse, host, view, executor, pricing)
+    return PaidSweep(cfg, clock, ledger, journal, budget, controller, view, executor, pricing)
 
 
 def reserved(sweep: PaidSweep) -> dict[str, int]:

@@ -19,7 +19,7 @@ from sweeps.config.build import compose
 from sweeps.config.types import ConfigError
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
-from sweeps.driver.resume import earlier_sweeps, held_sweep, to_go_on_with
+from sweeps.driver.resume import earlier_sweeps, locked_sweep, sweep_to_resume
 from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 from sweeps.journal.journal import Journal, TrialState, load
 from sweeps.journal.lost_attempts import end_lost_attempts_of_all
@@ -48,20 +48,20 @@ def test_cancelled_trials_are_never_started(tmp_path):
 def test_a_cancelled_running_trial_stops_at_its_next_report(tmp_path):
     sweep = a_sweep(tmp_path, "search.lr_scaling=[hold]", "search.prompts_per_step=[2]")
     running = next(iter(sweep.journal.record.trials))
-    attempt = sweep.host.next_attempt()
+    attempt = sweep.controller.next_attempt()
     assert attempt is not None
-    sweep.host.on_granted(attempt)
+    sweep.controller.on_granted(attempt)
     assert invoke(tmp_path, "cancel", "--trial", running).exit_code == 0
     sweep.clock.advance(10_000_000_000)
-    sweep.host.on_tick()
+    sweep.controller.on_tick()
     steps = sweep.executor._trainer.run(attempt.spec, None)
-    command = sweep.host.on_message(attempt, 0, next(steps))
+    command = sweep.controller.on_message(attempt, 0, next(steps))
     assert isinstance(command, Stop)
-    sweep.host.on_ended(attempt, STOP_OUTCOMES[command.kind], command.text)
-    sweep.host.on_released(attempt, True)
+    sweep.controller.on_ended(attempt, STOP_OUTCOMES[command.kind], command.text)
+    sweep.controller.on_released(attempt, True)
     assert sweep.journal.record.trials[running].state is TrialState.CANCELLED
     assert sweep.ledger.usages.find()[0].outcome == "CANCELLED"
-    assert sweep.host.done()
+    assert sweep.controller.done()
 
 
 def test_a_stopped_sweep_can_be_resumed(tmp_path):
@@ -146,7 +146,7 @@ def test_a_dry_run_finds_what_a_run_would_refuse(tmp_path, typed: str, words: st
 def test_a_dry_run_says_which_sweep_the_run_would_go_on_with(tmp_path, capsys):
     sweep = a_sweep(tmp_path)
     assert run(replace(sweep.cfg, dry_run=True)) == 0
-    assert "smoke-test-1 is not finished: this goes on with it, 3 trials are left" in capsys.readouterr().out
+    assert "smoke-test-1 is not finished: a run resumes it, 3 trials are left" in capsys.readouterr().out
 
 
 def test_a_resume_reads_once_what_was_said_before_it(tmp_path, monkeypatch):
@@ -170,11 +170,11 @@ def test_a_resume_reads_once_what_was_said_before_it(tmp_path, monkeypatch):
         for usage in ledger.usages.find():
             ledger.usages.end(usage.key, "LOST")
         monkeypatch.setattr(EventStore, "read", events)
-        earlier = earlier_sweeps(sweep.cfg, tmp_path)
+        earlier = earlier_sweeps(sweep.cfg)
         plan = make_plan(sweep.cfg)
-        known = to_go_on_with(sweep.cfg, plan, tmp_path, earlier)
+        known = sweep_to_resume(sweep.cfg, plan, earlier)
         end_lost_attempts_of_all(ledger, earlier)
-        with held_sweep(sweep.cfg, plan, ledger, tmp_path, known) as (journal, _):
+        with locked_sweep(sweep.cfg, plan, ledger, known) as (journal, _):
             pass
     assert journal.record.sweep_id == "smoke-test-1"
     assert 0 < written == read.count("messages")
@@ -196,26 +196,26 @@ def test_a_learning_rate_that_was_moved_is_moved_again_at_the_same_step_after_a_
     """The command is in the journal; the checkpoint from before it does not know of it."""
     axes = ("search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]")
     sweep = a_sweep(tmp_path, *axes)
-    attempt = sweep.host.next_attempt()
+    attempt = sweep.controller.next_attempt()
     assert attempt is not None
-    sweep.host.on_granted(attempt)
+    sweep.controller.on_granted(attempt)
     trial = sweep.journal.record.trials[attempt.trial_id]
     steps = sweep.executor._trainer.run(attempt.spec, None)
     moved, command = {}, None
     for sequence in itertools.count():
         message = steps.send(command)
-        command = sweep.host.on_message(attempt, sequence, message)
+        command = sweep.controller.on_message(attempt, sequence, message)
         if isinstance(command, SetLr):
             assert isinstance(message, StepReport)
             moved[message.step] = command.lr
             break
-    sweep.host.on_ended(attempt, AttemptOutcome.LOST, "killed")
-    sweep.host.on_released(attempt, True)
+    sweep.controller.on_ended(attempt, AttemptOutcome.LOST, "killed")
+    sweep.controller.on_released(attempt, True)
     journal = Journal(sweep.ledger, "smoke-test-1")
     again = SweepController(
         sweep.cfg, ledger=sweep.ledger, journal=journal, lease_id="lease-1", sweep_dir=tmp_path, view=Silent(), cards=1
     )
-    sweep.journal, sweep.host = journal, again
+    sweep.journal, sweep.controller = journal, again
     sweep.run()
     trial = journal.record.trials[attempt.trial_id]
     assert trial.state is TrialState.COMPLETED
@@ -229,6 +229,6 @@ def test_the_console_names_the_sweep_that_goes_on(tmp_path, capsys):
     capsys.readouterr()
     assert run(compose(fault[:-1])) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "going on, 3 of 3 trials left" in text
+    assert "resuming, 3 of 3 trials left" in text
     assert "to come" in text
     assert "of it lost work" in text

@@ -147,6 +147,6 @@ def test_no_number_of_trials_at_once_overshoots_a_budget_by_more_than_it_takes_t
     assert found.spent("sweep:smoke-test-1", "USD") == math.floor(cost)
     assert run_checks(sweep.ledger, book, sweep.ledger.now_ns()) == []
     if all(state == "COMPLETED" for state in sweep.states):
-        assert sweep.host.stopped is None
+        assert sweep.controller.stopped is None
     else:
-        assert sweep.host.stopped is not None
+        assert sweep.controller.stopped is not None

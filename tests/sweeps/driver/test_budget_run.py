@@ -51,7 +51,7 @@ def test_a_sweep_without_room_for_one_trial_is_refused_before_it_holds_a_machine
     said = " ".join(capsys.readouterr().out.split())
     assert "no trial is started: stage smoke: a trial needs 0.000" in said
     assert "python -m cost budget --set 'stage:smoke=AMOUNT CURRENCY', then python sweep.py +stage=smoke" in said
-    assert "resume=never" not in said.partition("Go on:")[2]
+    assert "resume=never" not in said.partition("Continue:")[2]
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         assert len(ledger.leases.find()) == 1
         assert load(ledger, sweep_ids(ledger)[-1]).ended == "budget"

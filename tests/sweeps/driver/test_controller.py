@@ -155,14 +155,14 @@ def test_a_raised_rate_is_a_command_in_the_journal_and_happens_once(tmp_path):
 
 def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(tmp_path):
     sweep = a_sweep(tmp_path)
-    attempt = sweep.host.next_attempt()
+    attempt = sweep.controller.next_attempt()
     assert attempt is not None
-    sweep.host.on_granted(attempt)
-    sweep.host.stop(Stop(StopKind.INTERRUPTED))
-    sweep.host.abandon(AttemptOutcome.INTERRUPTED, "ended by the sweep")
+    sweep.controller.on_granted(attempt)
+    sweep.controller.stop(Stop(StopKind.INTERRUPTED))
+    sweep.controller.end_all(AttemptOutcome.INTERRUPTED, "ended by the sweep")
     assert next(t.state for t in sweep.journal.record.trials.values()) is TrialState.PREEMPTED
     assert all(u.to_ns is not None for u in sweep.ledger.usages.find())
-    assert sweep.host.done()
+    assert sweep.controller.done()
 
 
 def test_a_trial_whose_numbers_are_no_longer_finite_is_told_of_and_closes_the_gate(tmp_path):

@@ -11,7 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.executors.processes import MARK, Family, end_family, end_marked, members, used_memory_mib
+from sweeps.executors.processes import (
+    MARK,
+    AttemptProcesses,
+    end_marked_processes,
+    end_processes,
+    find_processes,
+    used_memory_mib,
+)
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
@@ -44,10 +51,12 @@ def test_all_of_them_are_found_and_ended_and_nobody_else(mark):
     remembered, bystander = spawn(SLEEPS, session=True), spawn(SLEEPS, session=True)
     try:
         since = psutil.Process(remembered.pid).create_time()
-        family = Family(root.pid, mark, children={str(remembered.pid): since, str(bystander.pid): since - 100.0})
-        found = {p.pid for p in members(family)}
+        processes = AttemptProcesses(
+            root.pid, mark, children={str(remembered.pid): since, str(bystander.pid): since - 100.0}
+        )
+        found = {p.pid for p in find_processes(processes)}
         assert found == {root.pid, in_its_group.pid, marked.pid, remembered.pid}
-        assert end_family(family, 0.0, 10.0) == []
+        assert end_processes(processes, 0.0, 10.0) == []
         assert not [p.pid for p in (root, in_its_group, marked, remembered) if psutil.pid_exists(p.pid)]
         assert bystander.poll() is None
     finally:
@@ -59,7 +68,7 @@ def test_all_of_them_are_found_and_ended_and_nobody_else(mark):
 def test_what_a_killed_driver_left_behind_is_ended_by_the_mark_of_its_sweep(mark):
     left, other = spawn(SLEEPS, mark=mark, session=True), spawn(SLEEPS, mark=f"/elsewhere/{mark}", session=True)
     try:
-        assert end_marked(mark.split(":")[0] + ":") == []
+        assert end_marked_processes(mark.split(":")[0] + ":") == []
         assert not psutil.pid_exists(left.pid)
         assert other.poll() is None
     finally:
@@ -77,14 +86,14 @@ def test_memory_of_a_card_that_does_not_come_back_is_told(tmp_path, monkeypatch,
     use.write_text("300\n")
     before = used_memory_mib(["0"])
     assert before == {"GPU-1": 300}
-    family = Family(-1, mark, memory_mib=before)
+    processes = AttemptProcesses(-1, mark, memory_mib=before)
     use.write_text("40300\n")
-    assert end_family(family, 0.0, 0.3) == ["card GPU-1 with 40300 MiB in use, 300 before"]
+    assert end_processes(processes, 0.0, 0.3) == ["card GPU-1 with 40300 MiB in use, 300 before"]
     use.write_text("310\n")
-    assert end_family(family, 0.0, 0.3) == []
+    assert end_processes(processes, 0.0, 0.3) == []
 
 
 def test_a_host_without_nvidias_command_has_no_memory_to_wait_for(tmp_path: Path, monkeypatch, mark):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert used_memory_mib(["0"]) == {}
-    assert end_family(Family(-1, mark), 0.0, 0.3) == []
+    assert end_processes(AttemptProcesses(-1, mark), 0.0, 0.3) == []

@@ -15,15 +15,15 @@ import pytest
 from cost.records import StoreError
 from rl.spec import CheckpointWritten, Command, Continue, Event, Finished, SetLr, Started, StepReport, Stop, StopKind
 from sweeps.config.build import compose
-from sweeps.executors import Attempt, ray_tune
-from sweeps.executors.processes import Family
-from sweeps.executors.ray_tune import AttemptActor
+from sweeps.executors import Attempt, ray_attempt
+from sweeps.executors.attempt_actor import AttemptActor
+from sweeps.executors.processes import AttemptProcesses
 from sweeps.journal.events import AttemptOutcome
 from sweeps.planning.plan import make_plan, trial_spec
 
 
 class Recorder:
-    """A host that hands out given attempts and writes down what comes back."""
+    """A controller that hands out given attempts and writes down what comes back."""
 
     def __init__(self, attempts: list[Attempt], answers: dict[tuple[str, int], Command] | None = None) -> None:
         self.waiting, self.answers = list(attempts), answers or {}
@@ -98,40 +98,40 @@ def attempts(folder: Path, *overrides: str) -> list[Attempt]:
 def test_every_word_arrives_in_order_and_commands_are_heard_before_the_next_step(ray_of_one_card, tmp_path):
     all_attempts = attempts(tmp_path)
     first, second, third = all_attempts
-    host = Recorder(
+    controller = Recorder(
         all_attempts,
         {(first.trial_id, 2): SetLr(7e-7), (second.trial_id, 3): Stop(StopKind.BUDGET, "enough")},
     )
-    ray_of_one_card.run(host)
-    said = host.messages[str(first)]
+    ray_of_one_card.run(controller)
+    said = controller.messages[str(first)]
     assert isinstance(said[0], Started)
     assert [m.step for m in said if isinstance(m, StepReport)] == [1, 2, 3, 4, 5]
     rates = [m.lr for m in said if isinstance(m, StepReport)]
     assert rates[1] != pytest.approx(7e-7)
     assert rates[2:] == pytest.approx([7e-7] * 3)
     assert isinstance(said[-1], Finished)
-    assert host.ended[str(first)] == ("completed", "")
-    assert host.ended[str(second)] == ("budget", "enough")
-    stopped = host.messages[str(second)]
+    assert controller.ended[str(first)] == ("completed", "")
+    assert controller.ended[str(second)] == ("budget", "enough")
+    stopped = controller.messages[str(second)]
     assert [m.step for m in stopped if isinstance(m, StepReport)] == [1, 2, 3]
     assert any(isinstance(m, CheckpointWritten) for m in stopped)
-    assert host.ended[str(third)][0] == "completed"
-    assert host.released == {str(a): True for a in all_attempts}
-    assert host.ticks > 0
+    assert controller.ended[str(third)][0] == "completed"
+    assert controller.released == {str(a): True for a in all_attempts}
+    assert controller.ticks > 0
 
 
 def test_a_crash_and_a_preemption_are_told_apart(ray_of_one_card, tmp_path):
     crash = attempts(tmp_path, "trainer.simulated.crash_at_step=2", "search.prompts_per_step=[2]")
     preempt = attempts(tmp_path, "trainer.simulated.preempt_at_step=2", "search.prompts_per_step=[4]")[:1]
-    host = Recorder(crash + preempt)
-    ray_of_one_card.run(host)
-    assert host.ended[str(crash[0])][0] == "crashed"
-    assert host.ended[str(preempt[0])][0] == "preempted"
+    controller = Recorder(crash + preempt)
+    ray_of_one_card.run(controller)
+    assert controller.ended[str(crash[0])][0] == "crashed"
+    assert controller.ended[str(preempt[0])][0] == "preempted"
     assert "Traceback" in (ray_of_one_card._logs / f"{crash[0].trial_id}-1.log").read_text()
-    assert all(host.released.values())
+    assert all(controller.released.values())
 
 
-def test_what_the_host_raises_comes_out_as_it_was(ray_of_one_card, tmp_path):
+def test_what_the_controller_raises_comes_out_as_it_was(ray_of_one_card, tmp_path):
     """Tune alone would make text of it, and a ledger that is locked would end a sweep with a traceback."""
 
     class Refusing(Recorder):
@@ -142,10 +142,10 @@ def test_what_the_host_raises_comes_out_as_it_was(ray_of_one_card, tmp_path):
 
     with pytest.raises(StoreError, match=r"^the ledger is locked$"):
         ray_of_one_card.run(Refusing(attempts(tmp_path)[:1]))
-    (left,) = ray_of_one_card._running.values()
-    ray_of_one_card._clear(left, patience_seconds=0.0)
-    assert ray_of_one_card._still_there(left, timeout=60) == []
-    ray_of_one_card._running.clear()
+    (left,) = ray_of_one_card._attempts.values()
+    ray_of_one_card._cleanup.start(left, patience_seconds=0.0)
+    assert ray_of_one_card._cleanup.remaining(left, timeout=60) == []
+    ray_of_one_card._attempts.clear()
 
 
 def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_card, tmp_path):
@@ -157,14 +157,14 @@ def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_c
                 os.kill(ray_of_one_card.pid_of(victim), signal.SIGKILL)
             return super().on_message(attempt, sequence, message)
 
-    host = Killer([victim, other])
-    ray_of_one_card.run(host)
-    outcome, message = host.ended[str(victim)]
+    controller = Killer([victim, other])
+    ray_of_one_card.run(controller)
+    outcome, message = controller.ended[str(victim)]
     assert outcome == "crashed"
     assert "died" in message
     assert Path(message.split("; see ")[1]).is_file()
-    assert host.ended[str(other)][0] == "completed"
-    assert all(host.released.values())
+    assert controller.ended[str(other)][0] == "completed"
+    assert all(controller.released.values())
 
 
 def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_one_gets_its_card(
@@ -188,13 +188,13 @@ def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_on
             silence(1800.0)
             super().on_ended(attempt, outcome, message)
 
-    host = Watching(hangs + other)
-    ray_of_one_card.run(host)
-    outcome, message = host.ended[str(hangs[0])]
+    controller = Watching(hangs + other)
+    ray_of_one_card.run(controller)
+    outcome, message = controller.ended[str(hangs[0])]
     assert outcome == "hung"
     assert "no message for 2 s" in message
-    assert host.ended[str(other[0])][0] == "completed"
-    assert host.released == {str(a): True for a in hangs + other}
+    assert controller.ended[str(other[0])][0] == "completed"
+    assert controller.released == {str(a): True for a in hangs + other}
     assert not psutil.pid_exists(pids[0])
 
 
@@ -230,10 +230,10 @@ def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begi
 
     monkeypatch.setattr(ray_of_one_card, "actor", Leaky)
     both = attempts(tmp_path)[:2]
-    host = Recorder(both)
-    ray_of_one_card.run(host)
-    assert [outcome for outcome, _ in host.ended.values()] == ["completed", "completed"], host.ended
-    assert host.released == {str(a): True for a in both}
+    controller = Recorder(both)
+    ray_of_one_card.run(controller)
+    assert [outcome for outcome, _ in controller.ended.values()] == ["completed", "completed"], controller.ended
+    assert controller.released == {str(a): True for a in both}
     left = [int(p.name) for p in notes.iterdir()]
     assert len(left) == 6
     assert not [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
@@ -244,25 +244,25 @@ def test_a_process_that_cannot_be_ended_is_told_of_and_its_card_is_not_handed_ou
 ):
     """The last but one: this Ray has no card to give afterwards."""
     first, second = attempts(tmp_path)[:2]
-    end_family = ray_tune.end_family
+    end_processes = ray_attempt.end_processes
 
-    def stuck(family: Family, *patience: float) -> list[str]:
-        left = end_family(family, *patience)
-        return ["process 7 (stuck in its driver)"] if str(first) in family.mark else left
+    def stuck(processes: AttemptProcesses, *patience: float) -> list[str]:
+        left = end_processes(processes, *patience)
+        return ["process 7 (stuck in its driver)"] if str(first) in processes.mark else left
 
-    monkeypatch.setattr(ray_tune, "end_family", stuck)
+    monkeypatch.setattr(ray_attempt, "end_processes", stuck)
 
     class Ending(Recorder):
         def stopping(self) -> bool:
             return 0 in self.cards
 
-    host = Ending([first, second])
-    ray_of_one_card.run(host)
-    assert host.ended[str(first)][0] == "completed"
-    assert host.released[str(first)] is False
-    assert host.cards == [0]
-    assert str(second) not in host.messages
-    assert host.ended.get(str(second), (AttemptOutcome.PREEMPTED, ""))[0] == "preempted"
+    controller = Ending([first, second])
+    ray_of_one_card.run(controller)
+    assert controller.ended[str(first)][0] == "completed"
+    assert controller.released[str(first)] is False
+    assert controller.cards == [0]
+    assert str(second) not in controller.messages
+    assert controller.ended.get(str(second), (AttemptOutcome.PREEMPTED, ""))[0] == "preempted"
 
 
 def test_closing_leaves_no_process_behind(ray_of_one_card):

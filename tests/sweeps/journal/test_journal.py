@@ -37,16 +37,16 @@ SECOND_NS = 10**9
 def running(tmp_path: Path) -> Iterator[Sweep]:
     """A sweep whose first attempt has its card and has said nothing yet."""
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]")
-    attempt = sweep.host.next_attempt()
+    attempt = sweep.controller.next_attempt()
     assert attempt is not None
-    sweep.host.on_granted(attempt)
+    sweep.controller.on_granted(attempt)
     yield sweep
     sweep.ledger.close()
 
 
 def the_attempt(sweep: Sweep):
-    (held,) = sweep.host._held.values()
-    return held.attempt
+    (running,) = sweep.controller._attempts.values()
+    return running.attempt
 
 
 def on_disk(sweep: Sweep):
@@ -93,54 +93,54 @@ def test_every_way_of_reading_gives_the_same_state_at_every_moment(tmp_path, fau
 
 
 def test_words_wait_for_a_second_or_for_many_and_no_longer(running):
-    host, attempt = running.host, the_attempt(running)
+    controller, attempt = running.controller, the_attempt(running)
     started = Started(0, 0, 1, "simulated", "simulated", 1, 1, 1, 1, {})
-    host.on_message(attempt, 0, started)
-    host.on_message(attempt, 1, a_step(1))
+    controller.on_message(attempt, 0, started)
+    controller.on_message(attempt, 1, a_step(1))
     trial = running.journal.record.trials[attempt.trial_id]
     assert trial.summary.step == 1
     assert on_disk(running).trials[attempt.trial_id].summary.step == 0
     running.clock.advance(MAX_WAIT_NS)
-    host.on_tick()
+    controller.on_tick()
     assert on_disk(running).trials[attempt.trial_id].summary.step == 1
     for number in range(2, 2 + MAX_WAITING_MESSAGES):
-        host.on_message(attempt, number, a_step(number))
+        controller.on_message(attempt, number, a_step(number))
     assert on_disk(running).trials[attempt.trial_id].summary.step == MAX_WAITING_MESSAGES + 1
 
 
 def test_what_a_trainer_deletes_by_or_a_person_sees_is_on_the_books_before_the_answer(running):
-    host, attempt = running.host, the_attempt(running)
-    host.on_message(attempt, 0, a_step(1))
-    host.on_message(attempt, 1, a_checkpoint(1))
+    controller, attempt = running.controller, the_attempt(running)
+    controller.on_message(attempt, 0, a_step(1))
+    controller.on_message(attempt, 1, a_checkpoint(1))
     known = on_disk(running).trials[attempt.trial_id]
     assert (known.summary.step, known.checkpoint) == (1, a_checkpoint(1))
-    host.on_message(attempt, 2, an_evaluation(1, correct=3))
+    controller.on_message(attempt, 2, an_evaluation(1, correct=3))
     assert on_disk(running).trials[attempt.trial_id].summary.acc == 3 / 64
-    host.on_message(attempt, 3, a_step(2))
-    host.on_ended(attempt, AttemptOutcome.COMPLETED, "")
+    controller.on_message(attempt, 3, a_step(2))
+    controller.on_ended(attempt, AttemptOutcome.COMPLETED, "")
     known = on_disk(running).trials[attempt.trial_id]
     assert (known.state, known.summary.step) == (TrialState.COMPLETED, 2)
 
 
 def test_with_two_checkpoints_kept_the_one_before_is_on_the_books(tmp_path):
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.keep_checkpoints=2")
-    attempt = sweep.host.next_attempt()
+    attempt = sweep.controller.next_attempt()
     assert attempt is not None
-    sweep.host.on_granted(attempt)
+    sweep.controller.on_granted(attempt)
     for number in (1, 2):
-        sweep.host.on_message(attempt, number - 1, a_checkpoint(number))
+        sweep.controller.on_message(attempt, number - 1, a_checkpoint(number))
         known = on_disk(sweep).trials[attempt.trial_id].checkpoint
         assert known == {1: None, 2: a_checkpoint(2)}[number]
 
 
 def test_a_word_that_comes_twice_changes_nothing_and_another_in_its_place_is_refused(running):
-    host, attempt = running.host, the_attempt(running)
-    first = host.on_message(attempt, 0, a_step(1))
-    assert host.on_message(attempt, 0, a_step(1)) == first
+    controller, attempt = running.controller, the_attempt(running)
+    first = controller.on_message(attempt, 0, a_step(1))
+    assert controller.on_message(attempt, 0, a_step(1)) == first
     events = [e for e in sweep_events(running.ledger, SWEEP) if e.kind == MessagesReported.kind]
     assert sum(len(list(messages_in(e))) for e in events) == 1
     with pytest.raises(IntegrityError, match="was received before"):
-        host.on_message(attempt, 0, a_step(1, reward=0.25))
+        controller.on_message(attempt, 0, a_step(1, reward=0.25))
 
 
 def test_words_outlive_a_transaction_that_failed(running):

@@ -118,7 +118,7 @@ def test_a_notice_preempts_every_trial_with_a_checkpoint(tmp_path):
     assert all(t.checkpoint and t.checkpoint.step == t.summary.step for t in trials)
     assert all("notice: soon" in t.attempts[-1].message for t in trials)
     assert all(u.to_ns is not None for u in sweep.ledger.usages.find())
-    assert sweep.host.done()
+    assert sweep.controller.done()
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +144,11 @@ def test_a_sweep_that_gets_notice_exits_130_responds_why_and_can_be_resumed(tmp_
 def test_sigterm_preempts_trials_with_a_checkpoint(tmp_path, tracking, monkeypatch, capsys):
     first = [True]
 
-    def terminated(host: SweepController, *arguments) -> Command:
+    def terminated(controller: SweepController, *arguments) -> Command:
         if isinstance(arguments[-1], StepReport) and first:
             first.clear()
             os.kill(os.getpid(), signal.SIGTERM)
-        return on_message(host, *arguments)
+        return on_message(controller, *arguments)
 
     on_message = SweepController.on_message
     monkeypatch.setattr(SweepController, "on_message", terminated)
@@ -171,6 +171,6 @@ def test_a_machine_idle_for_max_idle_stops_the_sweep(tmp_path):
         *("retry.crashes=9", "retry.backoff_seconds=400"),
     )
     sweep.run()
-    assert sweep.host.stopped is not None
-    assert "nothing has run for machine.max_idle=5m" in sweep.host.stopped.text
+    assert sweep.controller.stopped is not None
+    assert "nothing has run for machine.max_idle=5m" in sweep.controller.stopped.text
     assert len(sweep.journal.record.unfinished) == 3

@@ -106,7 +106,7 @@ def test_the_whole_ladder_is_climbed_with_the_commands_that_are_printed(tmp_path
     capsys.readouterr()
     assert run(compose(multi)) == EXIT_GATE
     said = " ".join(capsys.readouterr().out.split())
-    assert "Stands on single-" in said
+    assert "Follows single-" in said
     token = re.search(r"gate.acknowledge=([\w-]+)", said)
     assert token
     assert run(compose([*multi, f"gate.acknowledge={token[1]}"])) == EXIT_OK

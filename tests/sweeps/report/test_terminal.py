@@ -26,7 +26,7 @@ def test_the_next_command_keeps_what_was_typed_less_what_belongs_to_this_stage()
 def test_a_ledger_that_was_killed_while_it_was_made_is_no_ledger_yet(tmp_path):
     sqlite3.connect(tmp_path / "ledger.db").close()
     (tmp_path / "ledger.db").touch()
-    assert earlier_sweeps(compose(["+stage=smoke"]), tmp_path) == []
+    assert earlier_sweeps(compose(["+stage=smoke", f"paths.root={tmp_path}"])) == []
 
 
 def test_durations_read_as_a_person_would_say_them():

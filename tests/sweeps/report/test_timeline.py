@@ -89,9 +89,9 @@ def test_trainer_messages_are_shown_on_request(finished):
 
 def test_an_attempt_that_has_not_ended_is_shown_with_its_cost_so_far(tmp_path):
     sweep = a_sweep(tmp_path, price=the_price())
-    attempt = sweep.host.next_attempt()
+    attempt = sweep.controller.next_attempt()
     assert attempt is not None
-    sweep.host.on_granted(attempt)
+    sweep.controller.on_granted(attempt)
     sweep.clock.advance_seconds(60)
     now = sweep.clock.utc
     costs = read_costs(sweep.ledger, SWEEP, [], now, money_text)

@@ -52,14 +52,14 @@ def test_a_trial_that_does_not_fit_is_not_started_and_the_sweep_says_why(tmp_pat
     sweep = a_paid_sweep(tmp_path, *FOUR, f"budget.sweep_limit={cents(200)}", book=book).run()
     assert sweep.states == ["COMPLETED", "COMPLETED", "PLANNED", "PLANNED"]
     assert spent(sweep) == 2 * TRIAL_SECONDS
-    assert sweep.host.stopped is not None
+    assert sweep.controller.stopped is not None
     for said in (
         "no trial that is left fits",
         "a trial needs 0.96 USD",
         "limit 2 USD (budget.sweep_limit)",
         "1.60 USD spent",
     ):
-        assert said in sweep.host.stopped.text
+        assert said in sweep.controller.stopped.text
 
 
 def test_a_stopped_sweep_goes_on_with_a_higher_limit_and_counts_what_it_had_spent(tmp_path, book):
@@ -99,19 +99,19 @@ def test_a_bound_is_reserved_before_a_trial_starts_used_up_as_it_runs_and_free_w
     bound = (f"budget.trial_bound={cents(100)}", f"budget.sweep_limit={cents(250)}")
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", *bound, book=book)
     started = []
-    while attempt := sweep.host.next_attempt():
-        sweep.host.on_granted(attempt)
+    while attempt := sweep.controller.next_attempt():
+        sweep.controller.on_granted(attempt)
         started.append(attempt)
     assert len(started) == 2
     assert reserved(sweep) == {a.trial_id: 100 * CARD_SECOND for a in started}
     told = [e.body for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "attempt_started"]
     assert [(b["reserved"], b["reserved_by"]) for b in told] == [("1 USD", "budget.trial_bound")] * 2
     sweep.clock.advance_seconds(10)
-    sweep.host.on_tick()
+    sweep.controller.on_tick()
     (found,), _ = _budgets(sweep, f"sweep:{sweep.journal.record.sweep_id}", cents(250))
     assert (found.spent, found.reserved) == (_usd(40), _usd(2 * 90))
-    sweep.host.on_ended(started[0], AttemptOutcome.COMPLETED, "")
-    sweep.host.on_released(started[0], True)
+    sweep.controller.on_ended(started[0], AttemptOutcome.COMPLETED, "")
+    sweep.controller.on_released(started[0], True)
     assert list(reserved(sweep)) == [started[1].trial_id]
 
 
@@ -128,7 +128,7 @@ def _budgets(sweep: PaidSweep, scope: str, limit: str):
 def test_attempts_that_were_handed_out_and_hold_no_cards_yet_count_too(tmp_path, book):
     bound = (f"budget.trial_bound={cents(100)}", f"budget.sweep_limit={cents(250)}")
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", *bound, book=book)
-    handed = [sweep.host.next_attempt() for _ in range(4)]
+    handed = [sweep.controller.next_attempt() for _ in range(4)]
     assert sum(attempt is not None for attempt in handed) == 2
 
 
@@ -157,24 +157,24 @@ def test_a_trial_is_stopped_at_its_own_limit_and_the_others_run(tmp_path, book):
     assert "budget.trial_limit is 0.9 USD" in large.attempts[-1].message
     again = a_paid_sweep(tmp_path, *sizes, f"budget.trial_limit={cents(90)}", book=book, clock=sweep.clock).run()
     assert len(again.journal.record.trials[large.trial_id].attempts) == 1
-    assert again.host.stopped is not None
-    assert "budget.trial_limit is 0.9 USD" in again.host.stopped.text
+    assert again.controller.stopped is not None
+    assert "budget.trial_limit is 0.9 USD" in again.controller.stopped.text
 
 
 def test_a_trial_at_its_own_limit_keeps_no_other_from_starting(tmp_path, book):
     limits = (f"budget.trial_limit={cents(60)}", f"budget.sweep_limit={cents(1000)}")
     first = a_paid_sweep(tmp_path, *ONE, "search.trials=2", *limits, "search.max_concurrent=1", book=book)
-    attempt = first.host.next_attempt()
+    attempt = first.controller.next_attempt()
     assert attempt is not None
-    first.host.on_granted(attempt)
+    first.controller.on_granted(attempt)
     for _ in range(7):
         first.clock.advance_seconds(10)
-        first.host.on_tick()
-    told = first.purse.verdict(attempt.trial_id)
+        first.controller.on_tick()
+    told = first.budget.verdict(attempt.trial_id)
     assert told is not None
-    first.host.on_ended(attempt, STOP_OUTCOMES[told.kind], told.text)
-    first.host.on_released(attempt, True)
-    other = first.host.next_attempt()
+    first.controller.on_ended(attempt, STOP_OUTCOMES[told.kind], told.text)
+    first.controller.on_released(attempt, True)
+    other = first.controller.next_attempt()
     assert other is not None
     assert other.trial_id != attempt.trial_id
 
@@ -184,16 +184,16 @@ def test_a_pause_does_not_wait_for_trials_that_have_come_to_their_own_limit(tmp_
     first = a_paid_sweep(tmp_path, *ONE, *limits, book=book).run()
     assert first.states == ["BUDGET_STOPPED"]
     again = a_paid_sweep(tmp_path, *ONE, *limits, book=book, clock=first.clock)
-    assert "budget.trial_limit is 0.6 USD" in (again.purse.refusal(True) or "")
+    assert "budget.trial_limit is 0.6 USD" in (again.budget.refusal(True) or "")
     again.run()
-    assert again.host.stopped is not None
-    assert "budget.trial_limit is 0.6 USD" in again.host.stopped.text
+    assert again.controller.stopped is not None
+    assert "budget.trial_limit is 0.6 USD" in again.controller.stopped.text
 
 
 def test_a_trials_own_limit_bounds_what_is_set_aside_for_it(tmp_path, book):
     limits = (f"budget.trial_limit={cents(90)}", f"budget.sweep_limit={cents(200)}")
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", "search.max_concurrent=4", *limits, book=book)
-    assert sum(sweep.host.next_attempt() is not None for _ in range(4)) == 2
+    assert sum(sweep.controller.next_attempt() is not None for _ in range(4)) == 2
 
 
 @pytest.mark.parametrize("scope", ["sweep:smoke-test-1", "stage:smoke", "month"])
@@ -202,15 +202,15 @@ def test_a_limit_that_is_kept_in_the_ledger_holds_beside_the_configured_one_and_
 ):
     sweep = a_paid_sweep(tmp_path, *FOUR, f"budget.sweep_limit={cents(250)}", book=book)
     budget.set_limit(sweep.ledger, scope, Money.parse(cents(150)))
-    sweep.purse.watch()
+    sweep.budget.watch()
     assert sweep.run().states == ["COMPLETED"] + ["PLANNED"] * 3
-    assert sweep.host.stopped is not None
-    assert f"(cost budget --set {scope})" in sweep.host.stopped.text
+    assert sweep.controller.stopped is not None
+    assert f"(cost budget --set {scope})" in sweep.controller.stopped.text
 
 
 def test_a_limit_in_another_currency_is_held_at_the_rate_of_the_day_which_is_said(tmp_path, book):
     sweep = a_paid_sweep(tmp_path, *FOUR, "budget.sweep_limit=1 EUR", book=book)
-    assert sweep.purse.notes == (
+    assert sweep.budget.notes == (
         "warning: 1 EUR = 2 USD on 2020-01-01 (page): 2192 days older than what it converts; add a newer rate to "
         "conf/pricing/fx.yaml",
     )
@@ -225,18 +225,18 @@ def test_a_limit_without_an_exchange_rate_or_a_price_is_refused(tmp_path, book):
 def test_half_four_fifths_and_nearly_all_are_each_told_once_in_a_sweeps_life(tmp_path, book):
     limit = f"budget.sweep_limit={cents(330)}"
     first = a_paid_sweep(tmp_path, *FOUR, limit, f"budget.trial_bound={cents(1)}", book=book)
-    for attempt in iter(first.host.next_attempt, None):
-        first.host.on_granted(attempt)
+    for attempt in iter(first.controller.next_attempt, None):
+        first.controller.on_granted(attempt)
     for seconds in (160, 10, 10):
         first.clock.advance_seconds(seconds)
-        first.host.on_tick()
+        first.controller.on_tick()
     assert [text.split("%")[0] for text in first.view.said] == ["budget: sweep smoke-test-1: 50 "]
-    first.host.abandon(AttemptOutcome.INTERRUPTED, "ended")
+    first.controller.end_all(AttemptOutcome.INTERRUPTED, "ended")
     first.ledger.leases.detach(first.ledger.leases.find()[0].lease.lease_id, "smoke-test-1", "interrupted")
     second = a_paid_sweep(tmp_path, *FOUR, limit, f"budget.trial_bound={cents(1)}", book=book, clock=first.clock)
     for seconds in (10, 10, 75, 10, 40):
         second.clock.advance_seconds(seconds)
-        second.host.on_tick()
+        second.controller.on_tick()
     assert [text.split("%")[0][-3:] for text in second.view.said] == ["80 ", "95 "]
 
 
@@ -272,9 +272,9 @@ def test_a_pause_ends_with_the_month_where_the_limit_is_the_months(tmp_path, boo
 def test_a_reservation_of_a_driver_that_died_is_free_once_its_usage_is_closed(tmp_path, book):
     bound = (f"budget.trial_bound={cents(100)}", f"budget.sweep_limit={cents(150)}")
     first = a_paid_sweep(tmp_path, *FOUR, *bound, book=book)
-    attempt = first.host.next_attempt()
+    attempt = first.controller.next_attempt()
     assert attempt is not None
-    first.host.on_granted(attempt)
+    first.controller.on_granted(attempt)
     assert reserved(first) != {}
     for usage in first.ledger.usages.find(only_open=True):
         first.ledger.usages.end(usage.key, "LOST", at_ns=usage.last_heartbeat_ns, end_estimated=True)
@@ -284,15 +284,15 @@ def test_a_reservation_of_a_driver_that_died_is_free_once_its_usage_is_closed(tm
 def test_even_before_a_machine_is_held_a_trial_that_does_not_fit_is_refused(tmp_path, book):
     time = StepTime(0.1125, 44.0, "measured before", 1.2)
     few = a_paid_sweep(tmp_path / "a", *ONE, f"budget.sweep_limit={cents(95)}", book=book, time=time)
-    assert "a trial needs 0.96 USD (measured before, x 1.2)" in (few.purse.refusal(False) or "")
+    assert "a trial needs 0.96 USD (measured before, x 1.2)" in (few.budget.refusal(False) or "")
     enough = a_paid_sweep(tmp_path / "b", *ONE, f"budget.sweep_limit={cents(97)}", book=book, time=time)
-    assert enough.purse.refusal(False) is None
+    assert enough.budget.refusal(False) is None
 
 
 def test_the_least_that_a_machine_is_charged_for_must_fit_too(tmp_path):
     by_the_hour = a_book(tmp_path / "book", price="36", granularity_s=3600)
     sweep = a_paid_sweep(tmp_path, *ONE, f"budget.sweep_limit={cents(3599)}", book=by_the_hour)
-    assert "a trial needs 36.00 USD (the least that the machine is charged for)" in (sweep.purse.refusal(False) or "")
+    assert "a trial needs 36.00 USD (the least that the machine is charged for)" in (sweep.budget.refusal(False) or "")
 
 
 def test_what_a_provider_has_charged_ahead_is_there_for_trials_to_use(tmp_path):
@@ -308,20 +308,20 @@ def test_two_sweeps_that_share_a_stages_budget_do_not_both_take_the_last_of_it(t
     limits = (*FOUR, f"budget.trial_bound={cents(100)}", f"budget.stage_limit={cents(150)}")
     a = a_paid_sweep(tmp_path / "a", *limits, book=book, place=any_database, sweep_id="smoke-a-1")
     b = a_paid_sweep(tmp_path / "b", *limits, book=book, place=any_database, sweep_id="smoke-b-1", clock=a.clock)
-    of_a, of_b = a.host.next_attempt(), b.host.next_attempt()
+    of_a, of_b = a.controller.next_attempt(), b.controller.next_attempt()
     assert of_a is not None
     assert of_b is not None
-    a.host.on_granted(of_a)
-    b.host.on_granted(of_b)
+    a.controller.on_granted(of_a)
+    b.controller.on_granted(of_b)
     assert [(r.sweep_id, r.amount) for r in b.ledger.reservations.find_open()] == [("smoke-a-1", _usd(100))]
-    told = b.purse.verdict(of_b.trial_id)
+    told = b.budget.verdict(of_b.trial_id)
     assert told is not None
     assert "another sweep was quicker: stage smoke" in told.text
-    b.host.on_ended(of_b, STOP_OUTCOMES[told.kind], told.text)
-    b.host.on_released(of_b, True)
-    assert b.host.next_attempt() is None
-    assert b.host.stopped is not None
-    assert "1.00 USD reserved for trials that run" in b.host.stopped.text
+    b.controller.on_ended(of_b, STOP_OUTCOMES[told.kind], told.text)
+    b.controller.on_released(of_b, True)
+    assert b.controller.next_attempt() is None
+    assert b.controller.stopped is not None
+    assert "1.00 USD reserved for trials that run" in b.controller.stopped.text
     for sweep in (a, b):
         sweep.ledger.close()
 
@@ -330,11 +330,11 @@ def test_a_sweep_that_goes_on_counts_what_its_machine_cost_while_no_driver_was_t
     first = a_paid_sweep(
         tmp_path, *FOUR, f"budget.sweep_limit={cents(200)}", f"budget.trial_bound={cents(90)}", book=book
     )
-    attempt = first.host.next_attempt()
+    attempt = first.controller.next_attempt()
     assert attempt is not None
-    first.host.on_granted(attempt)
+    first.controller.on_granted(attempt)
     first.clock.advance_seconds(30)
-    first.host.on_tick()
+    first.controller.on_tick()
     lease_id = first.ledger.leases.find()[0].lease.lease_id
     for usage in first.ledger.usages.find(only_open=True):  # killed; another driver closes its usages later
         first.ledger.usages.end(usage.key, "LOST", at_ns=usage.last_heartbeat_ns, end_estimated=True)
@@ -349,5 +349,5 @@ def test_a_sweep_that_goes_on_counts_what_its_machine_cost_while_no_driver_was_t
         book=book,
         clock=first.clock,
     )
-    assert "no trial is started" in (again.purse.refusal(True) or "")
-    assert "0.90 USD spent" in (again.purse.refusal(True) or "")
+    assert "no trial is started" in (again.budget.refusal(True) or "")
+    assert "0.90 USD spent" in (again.budget.refusal(True) or "")

@@ -104,9 +104,9 @@ def test_trials_that_run_at_once_have_different_points(tmp_path):
 
 def test_running_trials_are_running_in_the_study(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=4", "machine=h100x8", *SMALL)
-    attempt = sweep.host.next_attempt()
+    attempt = sweep.controller.next_attempt()
     assert attempt is not None
-    sweep.host.on_granted(attempt)
+    sweep.controller.on_granted(attempt)
     record = sweep.journal.record
     seen = Proposer(sweep.cfg).study(record).get_trials()
     assert [t.state.name for t in seen] == ["RUNNING"]
@@ -141,9 +141,9 @@ def test_the_sampler_finds_better_learning_rates_than_random_draws():
 
 def test_a_cancelled_search_proposes_no_further_points(tmp_path):
     sweep = a_sweep(tmp_path, "search=optuna", "search.trials=9", *SMALL)
-    attempt = sweep.host.next_attempt()
+    attempt = sweep.controller.next_attempt()
     assert attempt is not None
-    sweep.host.abandon(AttemptOutcome.LOST, "not granted")
+    sweep.controller.end_all(AttemptOutcome.LOST, "not granted")
     result = CliRunner().invoke(app, ["cancel", "last", "--root", str(tmp_path)])
     assert "9 trials cancelled" in result.output
     sweep.run()
@@ -250,7 +250,7 @@ def test_an_incremental_study_proposes_the_same_as_one_built_from_the_whole_jour
         converted.append(1)
         return as_optuna(*arguments)
 
-    kept = sweep.host._proposer
+    kept = sweep.controller._proposer
     whole = kept.next_point
 
     def next_point(record):

@@ -335,7 +335,7 @@ def test_the_decision_is_committed_with_the_evaluation_before_the_trainer_receiv
 def test_a_driver_that_dies_before_the_trainer_receives_the_decision_finds_the_trial_pruned(tmp_path, monkeypatch):
     alone = a_sweep(tmp_path / "alone", *PRUNED).run()
     sweep = a_sweep(tmp_path / "killed", *PRUNED)
-    on_message = sweep.host.on_message
+    on_message = sweep.controller.on_message
 
     def die_at_a_stop(*arguments):
         command = on_message(*arguments)
@@ -343,7 +343,7 @@ def test_a_driver_that_dies_before_the_trainer_receives_the_decision_finds_the_t
             raise Killed
         return command
 
-    monkeypatch.setattr(sweep.host, "on_message", die_at_a_stop)
+    monkeypatch.setattr(sweep.controller, "on_message", die_at_a_stop)
     with pytest.raises(Killed):
         sweep.run()
     again = resumed(sweep, tmp_path / "killed")
@@ -359,12 +359,12 @@ def test_a_driver_that_dies_before_the_trainer_receives_the_decision_finds_the_t
 
 def test_a_pruned_trial_that_crashes_while_ending_stays_pruned(tmp_path, monkeypatch):
     sweep = a_sweep(tmp_path, *PRUNED)
-    ended = sweep.host.on_ended
+    ended = sweep.controller.on_ended
 
     def crashed(attempt, outcome: AttemptOutcome, text: str) -> None:
         ended(attempt, AttemptOutcome.CRASHED if outcome is AttemptOutcome.PRUNED else outcome, text)
 
-    monkeypatch.setattr(sweep.host, "on_ended", crashed)
+    monkeypatch.setattr(sweep.controller, "on_ended", crashed)
     sweep.run()
     states = [t.state for t in sweep.journal.record.trials.values()]
     assert TrialState.PRUNED in states
