@@ -110,7 +110,7 @@ def test_a_notice_preempts_every_trial_with_a_checkpoint(tmp_path):
     sweep = a_sweep(
         tmp_path,
         *("machine=h100x8", "search.trials=8"),
-        notice=lambda: asked[0] if len(asked) > 3 else asked.append("soon"),
+        preemption_notice=lambda: asked[0] if len(asked) > 3 else asked.append("soon"),
     )
     sweep.run()
     trials = list(sweep.journal.record.trials.values())
