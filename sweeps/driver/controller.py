@@ -84,11 +84,11 @@ class SweepController:
         self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
         self._budget, self._forecast = budget, forecast
         if budget is not None:
-            budget.tell = self.warn
+            budget.warn = self.warn
         self._pruner, self._proposer = Pruner(cfg, journal.record), Proposer(cfg)
         self._queue = TrialQueue()
         for trial in journal.record.unfinished:
-            self._queue.put(trial.trial_id, trial.retry_not_before_ns or 0)
+            self._queue.add(trial.trial_id, trial.retry_not_before_ns or 0)
         self._attempts: dict[str, RunningAttempt] = {}
         self._running = 0
         """Attempts that have not ended."""
@@ -106,12 +106,12 @@ class SweepController:
     def next_attempt(self) -> Attempt | None:
         if self._stop or self._running >= self._cfg.search.trials_at_once(self._cards):
             return None
-        if not self._queue.ready(self._ledger.now_ns()):
+        if not self._queue.has_due(self._ledger.now_ns()):
             for trial_id in self._proposer.propose(self._journal):
-                self._queue.put(trial_id)
-        if not self._queue.ready(self._ledger.now_ns()):
+                self._queue.add(trial_id)
+        if not self._queue.has_due(self._ledger.now_ns()):
             return None
-        trial_id = self._budget.choose(self._queue) if self._budget else self._queue.take()
+        trial_id = self._budget.choose(self._queue) if self._budget else self._queue.pop()
         if trial_id is None:
             self._stop_if_over_budget()
             return None
@@ -142,7 +142,7 @@ class SweepController:
         started = AttemptStarted(attempt.trial_id, attempt.number, self._lease_id, from_step)
         sweep_id, cards = self._journal.record.sweep_id, Decimal(attempt.spec.cards)
         with self._journal.transaction():
-            if self._budget and (reservation := self._budget.reserve(running.key)):
+            if self._budget and (reservation := self._budget.reserve(running.key, from_step)):
                 started = replace(started, reserved=reservation.amount, reserved_by=reservation.source)
             self._journal.append(started)
             labels = start_labels(self._cfg, trial.planned, self._forecast(trial.planned))
@@ -199,7 +199,7 @@ class SweepController:
         running.ended = True
         self._running -= 1
         if retry or self._continues_within_budget(attempt.trial_id, outcome):
-            self._queue.put(attempt.trial_id, not_before_ns)
+            self._queue.add(attempt.trial_id, not_before_ns)
         self._view.changed(trial, None)
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
@@ -296,8 +296,11 @@ class SweepController:
             return self._stop
         if trial.cancelled is not None:
             return Stop(StopKind.CANCELLED, trial.cancelled)
-        if self._budget and (stop := self._budget.verdict(trial.trial_id)):
-            return stop
+        if self._budget:
+            self._budget.observe(trial.trial_id, message)
+            self._stop_if_over_budget()
+            if stop := self._budget.stop_for(trial.trial_id):
+                return stop
         if isinstance(message, EvalReport):
             reason = trial.pruned or self._pruner.reason(trial, message.step)
             return Stop(StopKind.PRUNED, reason) if reason else Continue()
@@ -310,7 +313,7 @@ class SweepController:
         """Whether a trial that its budget stopped is continued by this driver once there is room."""
         if outcome is not AttemptOutcome.BUDGET or self._stop or self._budget is None:
             return False
-        return self._budget.goes_on(trial_id)
+        return self._budget.may_run_again(trial_id)
 
     def _write_command(self, attempt: Attempt, sequence: int, message: Event, command: Command) -> None:
         """Write a command in the same transaction as the message that it answers."""
@@ -333,7 +336,7 @@ class SweepController:
         self._requests_read = record.operator_requests
         if record.stop_requested is not None:
             self.stop(Stop(StopKind.REQUESTED, record.stop_requested))
-        for trial_id in self._queue.all():
+        for trial_id in self._queue.trial_ids():
             if record.trials[trial_id].state is TrialState.CANCELLED:
                 self._queue.remove(trial_id)
 
@@ -346,9 +349,9 @@ class SweepController:
 
     def _watch_budget(self) -> None:
         if self._budget and not self._stop:
-            self._budget.watch()
+            self._budget.heartbeat()
             self._stop_if_over_budget()
 
     def _stop_if_over_budget(self) -> None:
-        if self._budget and self._budget.over:
-            self.stop(Stop(StopKind.BUDGET, self._budget.over))
+        if self._budget and self._budget.stop_reason:
+            self.stop(Stop(StopKind.BUDGET, self._budget.stop_reason))

@@ -140,7 +140,7 @@ def _run_sweep(context: DriverContext) -> int:
         lease_id = record.lease_ids[-1]
     else:
         lease_id = acquire.attach(cfg, ledger, record.sweep_id, context.pricing, context.show)
-    budget.hold(ledger.leases.get(lease_id).lease)
+    budget.use_lease(ledger.leases.get(lease_id).lease)
     context.keep_lock()
     config = canonical(cfg)  # machine and storage may differ from the plan's
     journal.append(DriverStarted(lease_id, os.getpid(), config["machine"], config["storage"]))
@@ -232,7 +232,7 @@ def _over_budget(context: DriverContext, budget: BudgetController) -> bool:
     """Whether not even one trial fits into the budget. If so, that is printed, and the machine is released."""
     cfg, ledger, sweep_id = context.cfg, context.ledger, context.record.sweep_id
     state = ledger.leases.open_on(lease.machine_instance(cfg, sweep_id))
-    refusal = budget.refusal(state is not None)
+    refusal = budget.refusal(machine_acquired=state is not None)
     if not refusal:
         return False
     context.journal.append(DriverEnded(DriverEnd.BUDGET, refusal))

@@ -1,8 +1,8 @@
-"""The most that a trial is taken to cost: what is set aside for it before it starts.
+"""The amount that is reserved for a trial: `budget.trial_bound`, or the P90 of a forecast of its time, at the machine's
+price.
 
-A configured amount, else its time as measured in this sweep or an earlier one, or as the machine's data sheet has it,
-with an allowance, at the machine's price. Time costs the trial's cards, and its part of the cards that idle beside it.
-Another forecast takes this one's place by being a `Bounds`.
+A forecast is a function from a trial to P50 and P90 (`TrialForecast`). `StepTimeForecast` is the one in use; another
+source of forecasts takes its place in `BudgetController(forecast=...)`.
 """
 
 from __future__ import annotations
@@ -17,77 +17,86 @@ from sweeps.config.types import SweepConfig
 from sweeps.forecast.step_time import StepTime, measured
 from sweeps.journal.journal import SweepRecord, TrialRecord
 
+UNKNOWN = "the cost of a trial is not known yet"
+
 
 @dataclass(frozen=True)
-class Bound:
-    """An amount for one attempt, from its start to its end."""
+class AttemptSeconds:
+    """How long an attempt takes from its start to its end, in wall-clock seconds."""
+
+    p50: float
+    p90: float
+    basis: str
+    """What the figures rest on, for a person."""
+
+
+class TrialForecast(Protocol):
+    """Forecasts attempts of one sweep."""
+
+    def __call__(self, trial: TrialRecord, from_step: int) -> AttemptSeconds | None:
+        """An attempt that starts after `from_step` steps. None: nothing is known about its time."""
+        ...
+
+    def update(self) -> bool:
+        """Take in what the sweep has reported so far. Returns whether forecasts have changed."""
+        ...
+
+
+@dataclass(frozen=True)
+class CostBound:
+    """The most that one attempt is expected to cost, from its start to its end."""
 
     pico: int
     """1e-12 of the machine's currency, before tax."""
     cards: Decimal
-    """How many of the machine's cards that pays for."""
-    source: str
+    """How many of the machine's cards the amount pays for: the attempt's own, and its share of those that idle."""
+    basis: str
+    """What the amount rests on, for a person."""
 
 
-class Bounds(Protocol):
-    """What a trial may cost at most, from its last checkpoint on. None: nothing is known that could tell."""
+def cost_bound(seconds: AttemptSeconds, pico_per_hour: Fraction, cards: int, trials_at_once: int) -> CostBound:
+    """The cost of an attempt's P90.
 
-    def __call__(self, trial: TrialRecord) -> Bound | None: ...
+    Args:
+        pico_per_hour: price of the whole machine, 1e-12 of its currency.
+        cards: cards of the machine.
+        trials_at_once: trials that share the machine's cost.
+    """
+    pico = math.ceil(pico_per_hour * Fraction(seconds.p90) / 3600 / trials_at_once)
+    share = (Decimal(cards) / trials_at_once).quantize(Decimal("0.000001"))
+    return CostBound(pico, share, seconds.basis)
 
-    def learn(self) -> bool:
-        """Take in what the sweep has shown so far; whether its own times are known now and were not before."""
-        ...
+
+def trials_at_once(cfg: SweepConfig, trials_left: int) -> int:
+    """How many trials run at the same time and share the machine's cost."""
+    return max(1, min(cfg.search.trials_at_once(cfg.machine.cards), trials_left))
 
 
-class MeasuredBounds:
-    """`Bounds` by step times."""
+class StepTimeForecast:
+    """Forecasts by the step times of this sweep, once there are any; until then by those that it was given."""
 
-    def __init__(
-        self,
-        cfg: SweepConfig,
-        record: SweepRecord,
-        time: StepTime | None,
-        per_hour: Fraction,
-        configured: int | None,
-    ) -> None:
-        """`time`: of earlier sweeps, or the data sheet's. `per_hour`: of the whole machine, 1e-12 of its currency.
-
-        `configured`: `budget.trial_bound`, in 1e-12 of that currency.
-        """
+    def __init__(self, cfg: SweepConfig, record: SweepRecord, time: StepTime | None) -> None:
+        """`time`: from earlier sweeps or the machine's data sheet. None: nothing is known before the first steps."""
         self._cfg, self._record, self._time = cfg, record, time
-        self.per_hour = per_hour
-        """A lease of own hardware may know its watts better than the configuration does."""
-        self._configured, self._left = configured, record.left
-        self._measured_at = 0
-        """Trials that were over when this sweep's own times were taken last; 0: they are not known."""
+        self._ended_when_measured = 0
+        """Trials that had ended when the step times of this sweep were taken last; 0: they were not taken yet."""
 
-    def __call__(self, trial: TrialRecord) -> Bound | None:
-        per_trial = Decimal(self._cfg.search.cards_per_trial)
-        if self._configured is not None:
-            return Bound(self._configured, per_trial, "budget.trial_bound")
+    def __call__(self, trial: TrialRecord, from_step: int) -> AttemptSeconds | None:
         if self._time is None:
             return None
-        steps = self._cfg.stage.steps - (trial.checkpoint.step if trial.checkpoint else 0)
-        seconds = self._time.of(trial.planned, steps) * self._time.allowance
+        steps = self._cfg.stage.steps - from_step
+        expected = self._time.of(trial.planned, steps)
         forecast = self._time.forecast(trial.planned, steps)
-        seconds = max(seconds, forecast[1] if forecast else 0.0)
-        at_once = self._at_once()
-        pico = math.ceil(self.per_hour * Fraction(seconds) / 3600 / at_once)
-        cards = (Decimal(self._cfg.machine.cards) / at_once).quantize(Decimal("0.000001"))
-        return Bound(pico, cards, f"{self._time.source}, x {self._time.allowance:g}")
+        p50, p90 = forecast or (expected, expected)
+        p90 = max(expected * self._time.allowance, p90)
+        return AttemptSeconds(p50, p90, f"{self._time.source}, x {self._time.allowance:g}")
 
-    def learn(self) -> bool:
-        self._left = self._record.left
-        over = sum(bool(t.attempts and t.attempts[-1].outcome) for t in self._record.trials.values())
-        if self._measured_at and over < 2 * self._measured_at:
+    def update(self) -> bool:
+        ended = sum(bool(t.attempts and t.attempts[-1].outcome) for t in self._record.trials.values())
+        if self._ended_when_measured and ended < 2 * self._ended_when_measured:
             return False
         found = measured([self._record], self._cfg)
         if found is None:
             return False
-        first, self._time, self._measured_at = not self._measured_at, found, max(1, over)
-        return first
-
-    def _at_once(self) -> int:
-        """Trials among which the machine's cards are divided."""
-        search, cards = self._cfg.search, self._cfg.machine.cards
-        return max(1, min(search.trials_at_once(cards), self._left))
+        self._time, self._ended_when_measured = found, max(1, ended)
+        return True

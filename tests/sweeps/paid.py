@@ -21,7 +21,7 @@ from sweeps.journal.journal import Journal, TrialRecord
 from sweeps.machines.pricing import Pricing
 from sweeps.planning.plan import make_plan
 from sweeps.scheduling.budget_controller import BudgetController
-from sweeps.scheduling.cost_bound import Bounds
+from sweeps.scheduling.cost_bound import TrialForecast
 
 PRICES = """prices:
   - {{provider: test, sku: box, per: card_hour, cards: 0, purchase: on_demand, currency: {currency}, price: "{price}",
@@ -104,7 +104,7 @@ def a_paid_sweep(
     place: Path | str | None = None,
     clock: FakeClock | None = None,
     time: StepTime | None = None,
-    bounds: Bounds | None = None,
+    forecast: TrialForecast | None = None,
     wait: Callable[[], None] = lambda: None,
     cfg: SweepConfig | None = None,
 ) -> PaidSweep:
@@ -118,7 +118,7 @@ def a_paid_sweep(
         journal.append(SweepPlanned.from_plan(make_plan(cfg), cfg.stage.name, cfg.machine.name, config))
     row = book.in_force("box", clock.utc_ns())
     pricing = Pricing(book, row, hourly(row, cfg.machine.cards))
-    budget = BudgetController(cfg, ledger, journal.record, pricing, time, bounds=bounds, wait=wait)
+    budget = BudgetController(cfg, ledger, journal.record, pricing, time, forecast=forecast, wait=wait)
     lease = Lease(
         lease_id=f"{sweep_id}-{clock.utc_ns()}",
         instance_id=f"simulated:{sweep_id}",
@@ -133,7 +133,7 @@ def a_paid_sweep(
     ledger.leases.open(lease)
     ledger.leases.attach(lease.lease_id, sweep_id)
     journal.append(DriverStarted(lease.lease_id, pid=1))
-    budget.hold(lease)
+    budget.use_lease(lease)
     view = View()
     settings = {"ledger": ledger, "journal": journal, "lease_id": lease.lease_id, "sweep_dir": folder / sweep_id}
     controller = SweepController(cfg, view=view, cards=cfg.machine.cards, budget=budget, **settings)

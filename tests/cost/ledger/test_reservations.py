@@ -1,4 +1,4 @@
-"""Money that is set aside for attempts, on both databases, and what is free beside it."""
+"""Reservations of running attempts, on both databases."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from decimal import Decimal
 
 import pytest
 
-from cost.budgets.spending import Spending
 from cost.ledger.ledger import Ledger
 from cost.ledger.reservations import Reservation
 from cost.money import Money
-from cost.prices.book import PriceBook
 from cost.records import LedgerError, UsageKey
-from tests.cost.reports.test_report import RULES, row
+from tests.cost.reports.test_report import row
 
 USD = 10**12
 
@@ -114,74 +112,3 @@ def test_drivers_that_want_the_last_of_a_budget_at_the_same_moment_do_not_both_g
         thread.join()
     assert len(taken) == 3
     assert len(held.reservations.find_open()) == 3
-
-
-def spending(ledger: Ledger, *scopes: str, **more) -> Spending:
-    return Spending(ledger, PriceBook((row(),)), scopes or ("month",), rules=RULES, **more)
-
-
-def test_between_two_full_looks_what_is_spent_goes_on_as_the_report_would_have_it(held, clock):
-    found = spending(held, "sweep:s1", "stage:smoke", "month")
-    start(held, key("t1"))
-    found.look(held.now_ns())
-    for _ in range(4):
-        clock.advance_seconds(90)
-        held.heartbeat("L1", [key("t1")])
-        found.look(held.now_ns())
-        assert not found.exact
-        quick = {scope: found.spent(scope, "USD") for scope in found.scopes}
-        again = spending(held, *found.scopes)
-        again.look(held.now_ns(), full=True)
-        assert quick == {scope: again.spent(scope, "USD") for scope in found.scopes}
-    assert quick["month"] == 8 * USD // 10  # eight cards at one USD an hour, for six minutes
-
-
-def test_what_an_attempt_has_used_is_no_longer_reserved(held, clock):
-    found = spending(held, "sweep:s1")
-    start(held, key("t1"), "1 USD")
-    clock.advance_seconds(1800)
-    found.look(held.now_ns())
-    assert found.reserved("sweep:s1", "USD") == USD // 2
-    clock.advance_seconds(3600)
-    found.look(held.now_ns())
-    assert found.reserved("sweep:s1", "USD") == 0
-
-
-def test_a_stage_and_a_month_count_every_sweep_and_a_sweep_itself(place, held, clock, make_lease):
-    held.leases.open(make_lease("L2", sku="box", provider="cloud", price_hash=row().hash))
-    held.leases.attach("L2", "s2")
-    start(held, key("t1"), "1 USD")
-    start(held, key("t9", lease="L2"), "2 USD", sweep="s2")
-    found = spending(held, "sweep:s1", "sweep:s2", "stage:smoke", "stage:multi", "month")
-    found.look(held.now_ns())
-    reserved = {scope: found.reserved(scope, "USD") / USD for scope in found.scopes}
-    assert reserved == {"sweep:s1": 1, "sweep:s2": 2, "stage:smoke": 3, "stage:multi": 0, "month": 3}
-    clock.advance_seconds(360)
-    found.look(held.now_ns(), full=True)
-    spent = {scope: found.spent(scope, "USD") / USD for scope in found.scopes}
-    assert spent == {"sweep:s1": 0.8, "sweep:s2": 0.8, "stage:smoke": 1.6, "stage:multi": 0, "month": 1.6}
-
-
-def test_a_machine_that_another_driver_has_begun_to_hold_is_seen_without_a_full_look(place, held, clock, make_lease):
-    found = spending(held, "month")
-    found.look(held.now_ns())
-    with Ledger.open(place, clock) as other:
-        other.leases.open(make_lease("L2", sku="box", provider="cloud", price_hash=row().hash))
-        other.leases.attach("L2", "s2")
-        start(other, key("t9", lease="L2"), "2 USD", sweep="s2")
-        with held.reservations.exclusive():
-            found.look_at_reservations(held.now_ns())
-            assert found.reserved("month", "USD") == 2 * USD
-
-
-def test_simulated_machines_are_counted_apart(held, clock, make_lease):
-    more = {"sku": "box", "provider": "cloud", "price_hash": row().hash, "tags": {"simulated": "true"}}
-    held.leases.open(make_lease("L9", **more))
-    held.leases.attach("L9", "s9")
-    start(held, key("t9", lease="L9"), "2 USD", sweep="s9")
-    clock.advance_seconds(360)
-    real, made_up = spending(held, "month"), spending(held, "month", simulated=True)
-    for one in (real, made_up):
-        one.look(held.now_ns())
-    assert (real.spent("month", "USD"), real.reserved("month", "USD")) == (8 * USD // 10, 0)
-    assert (made_up.spent("month", "USD"), made_up.reserved("month", "USD")) == (8 * USD // 10, 19 * USD // 10)

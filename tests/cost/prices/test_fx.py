@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cost.budgets.budget import budgets
-from cost.budgets.spending import Spending
+from cost.budgets.reader import BudgetReader
 from cost.money import Money, pico_of
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook, PriceError, PriceRow
@@ -89,11 +89,10 @@ def test_a_rate_that_was_read_later_does_not_change_an_old_report(books, clock, 
 
 def test_a_budget_in_another_currency_counts_what_the_report_says(books, clock, tmp_path):
     book = PriceBook((ROW,), rates(tmp_path, FIXINGS))
-    spending = Spending(books, book, ["month"], rules=RULES)
-    spending.look(clock.utc, full=True)
+    snapshot = BudgetReader(books, book, ["month"], always=["month"], rules=RULES).read(clock.utc, exact=True)
     report = grouped_report(books, book, ReportScope(by="month", currency="EUR"), clock.utc, rules=RULES)
-    assert abs(spending.spent("month", "EUR") - report.total_pico) <= 3
-    assert spending.spent("month", "USD") == pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60
+    assert abs(snapshot.spent("month", "EUR").pico - report.total_pico) <= 3
+    assert snapshot.spent("month", "USD").pico == pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60
 
 
 @pytest.mark.parametrize("text", ["rates: [", "rates:\n  - {base: EUR}\n", "rates: 1\n", b"rates: \xff\xfe\n"])
@@ -125,5 +124,5 @@ def test_a_budget_says_that_a_machine_without_a_price_is_in_none_of_its_amounts(
     clock.advance_seconds(HOUR)
     _, notes = budgets(books, PriceBook((ROW,), str(tmp_path)), clock.utc, rules=RULES)
     assert [note.partition(";")[0] for note in notes] == [
-        "UNPRICED: what lease L2 costs is not known, and in none of these amounts"
+        "UNPRICED: the cost of lease L2 is unknown and in none of these amounts"
     ]

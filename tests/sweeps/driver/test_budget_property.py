@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cost.budgets.spending import Spending
+from cost.budgets.reader import BudgetReader
 from cost.close.check import run_checks
 from cost.money import Money
 from rl.spec import CheckpointWritten, EvalReport, Started, StepReport
@@ -142,9 +142,9 @@ def test_no_number_of_trials_at_once_overshoots_a_budget_by_more_than_it_takes_t
     limit = sweep.cfg.budget.sweep_limit.pico
     assert cost <= limit + unheard + granule
     assert sweep.ledger.reservations.find_open() == []
-    found = Spending(sweep.ledger, book, ["sweep:smoke-test-1"], simulated=True)
-    found.look(sweep.ledger.now_ns())
-    assert found.spent("sweep:smoke-test-1", "USD") == math.floor(cost)
+    scope = "sweep:smoke-test-1"
+    reader = BudgetReader(sweep.ledger, book, [scope], always=[scope], simulated=True)
+    assert reader.read(sweep.ledger.now_ns()).spent(scope, "USD").pico == math.floor(cost)
     assert run_checks(sweep.ledger, book, sweep.ledger.now_ns()) == []
     if all(state == "COMPLETED" for state in sweep.states):
         assert sweep.controller.stopped is None

@@ -170,7 +170,7 @@ def test_a_trial_at_its_own_limit_keeps_no_other_from_starting(tmp_path, book):
     for _ in range(7):
         first.clock.advance_seconds(10)
         first.controller.on_tick()
-    told = first.budget.verdict(attempt.trial_id)
+    told = first.budget.stop_for(attempt.trial_id)
     assert told is not None
     first.controller.on_ended(attempt, STOP_OUTCOMES[told.kind], told.text)
     first.controller.on_released(attempt, True)
@@ -184,7 +184,7 @@ def test_a_pause_does_not_wait_for_trials_that_have_come_to_their_own_limit(tmp_
     first = a_paid_sweep(tmp_path, *ONE, *limits, book=book).run()
     assert first.states == ["BUDGET_STOPPED"]
     again = a_paid_sweep(tmp_path, *ONE, *limits, book=book, clock=first.clock)
-    assert "budget.trial_limit is 0.6 USD" in (again.budget.refusal(True) or "")
+    assert "budget.trial_limit is 0.6 USD" in (again.budget.refusal(machine_acquired=True) or "")
     again.run()
     assert again.controller.stopped is not None
     assert "budget.trial_limit is 0.6 USD" in again.controller.stopped.text
@@ -202,7 +202,7 @@ def test_a_limit_that_is_kept_in_the_ledger_holds_beside_the_configured_one_and_
 ):
     sweep = a_paid_sweep(tmp_path, *FOUR, f"budget.sweep_limit={cents(250)}", book=book)
     budget.set_limit(sweep.ledger, scope, Money.parse(cents(150)))
-    sweep.budget.watch()
+    sweep.budget.heartbeat()
     assert sweep.run().states == ["COMPLETED"] + ["PLANNED"] * 3
     assert sweep.controller.stopped is not None
     assert f"(cost budget --set {scope})" in sweep.controller.stopped.text
@@ -284,15 +284,17 @@ def test_a_reservation_of_a_driver_that_died_is_free_once_its_usage_is_closed(tm
 def test_even_before_a_machine_is_held_a_trial_that_does_not_fit_is_refused(tmp_path, book):
     time = StepTime(0.1125, 44.0, "measured before", 1.2)
     few = a_paid_sweep(tmp_path / "a", *ONE, f"budget.sweep_limit={cents(95)}", book=book, time=time)
-    assert "a trial needs 0.96 USD (measured before, x 1.2)" in (few.budget.refusal(False) or "")
+    assert "a trial needs 0.96 USD (measured before, x 1.2)" in (few.budget.refusal(machine_acquired=False) or "")
     enough = a_paid_sweep(tmp_path / "b", *ONE, f"budget.sweep_limit={cents(97)}", book=book, time=time)
-    assert enough.budget.refusal(False) is None
+    assert enough.budget.refusal(machine_acquired=False) is None
 
 
 def test_the_least_that_a_machine_is_charged_for_must_fit_too(tmp_path):
     by_the_hour = a_book(tmp_path / "book", price="36", granularity_s=3600)
     sweep = a_paid_sweep(tmp_path, *ONE, f"budget.sweep_limit={cents(3599)}", book=by_the_hour)
-    assert "a trial needs 36.00 USD (the least that the machine is charged for)" in (sweep.budget.refusal(False) or "")
+    assert "a trial needs 36.00 USD (the least that the machine is charged for)" in (
+        sweep.budget.refusal(machine_acquired=False) or ""
+    )
 
 
 def test_what_a_provider_has_charged_ahead_is_there_for_trials_to_use(tmp_path):
@@ -314,14 +316,14 @@ def test_two_sweeps_that_share_a_stages_budget_do_not_both_take_the_last_of_it(t
     a.controller.on_granted(of_a)
     b.controller.on_granted(of_b)
     assert [(r.sweep_id, r.amount) for r in b.ledger.reservations.find_open()] == [("smoke-a-1", _usd(100))]
-    told = b.budget.verdict(of_b.trial_id)
+    told = b.budget.stop_for(of_b.trial_id)
     assert told is not None
-    assert "another sweep was quicker: stage smoke" in told.text
+    assert "another sweep reserved the money first: stage smoke" in told.text
     b.controller.on_ended(of_b, STOP_OUTCOMES[told.kind], told.text)
     b.controller.on_released(of_b, True)
     assert b.controller.next_attempt() is None
     assert b.controller.stopped is not None
-    assert "1.00 USD reserved for trials that run" in b.controller.stopped.text
+    assert "1.00 USD reserved for running trials" in b.controller.stopped.text
     for sweep in (a, b):
         sweep.ledger.close()
 
@@ -349,5 +351,5 @@ def test_a_sweep_that_goes_on_counts_what_its_machine_cost_while_no_driver_was_t
         book=book,
         clock=first.clock,
     )
-    assert "no trial is started" in (again.budget.refusal(True) or "")
-    assert "0.90 USD spent" in (again.budget.refusal(True) or "")
+    assert "no trial is started" in (again.budget.refusal(machine_acquired=True) or "")
+    assert "0.90 USD spent" in (again.budget.refusal(machine_acquired=True) or "")
