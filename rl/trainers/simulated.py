@@ -98,6 +98,8 @@ class _Attempt:
         self._nan = nan
         self._checkpoint = checkpoint
         self._state = _read_checkpoint(checkpoint, spec) if checkpoint else State(lr=spec.algorithm.lr)
+        self._saved = self._state if checkpoint else None
+        """The state in the newest checkpoint. It is not written twice."""
         self._folder = Path(spec.checkpoint_dir)
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -113,8 +115,9 @@ class _Attempt:
                 if self._evaluation_is_due():
                     yield from self._send(self._evaluate())
         except _StoppedError as stop:
-            yield self._write_checkpoint()
-            self._prune()
+            if self._saved != self._state:
+                yield self._write_checkpoint()
+                self._prune()
             yield Finished(self._state.step, self._state.step, stop.command)
         else:
             yield Finished(self._state.step, self._state.step)
@@ -251,6 +254,7 @@ class _Attempt:
         (folder / "state.json.new").write_text(text)
         (folder / "state.json.new").replace(folder / "state.json")
         (folder / MARKER).touch()
+        self._saved = self._state
         phases = {"checkpoint": wall_ns * spec.cards}
         return CheckpointWritten(self._state.step, str(folder), len(text), wall_ns, phases)
 
