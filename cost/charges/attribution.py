@@ -169,14 +169,14 @@ def _commitment_name(segment: Segment) -> str:
 def _commitment_lines(usage: commitments.CommitmentUsage, now_ns: int, invoiced: LeaseSpans) -> list[CostLine]:
     """One line per purchase of a commitment, and one per interval in which a part of a commitment was unused."""
     lines = []
-    for bought in usage.bought:
+    for commitment in usage.begun:
         lines.append(
             CostLine(
-                *(bought.lease, "", "", 0, "purchase", 0, 0, bought.from_ns, bought.from_ns, None, False),
-                status="invoiced" if invoiced.get(bought.lease.lease_id) else "provisional",
-                commitment=bought.name,
-                paid_pico=bought.price.pico,
-                bought_micro_card_ns=bought.cards * schema.MICRO_PER_CARD * (bought.to_ns - bought.from_ns),
+                *(commitment.lease, "", "", 0, "purchase", 0, 0, commitment.from_ns, commitment.from_ns, None, False),
+                status="invoiced" if invoiced.get(commitment.lease.lease_id) else "provisional",
+                commitment=commitment.name,
+                paid_pico=commitment.price.pico,
+                bought_micro_card_ns=commitment.cards * schema.MICRO_PER_CARD * (commitment.to_ns - commitment.from_ns),
             )
         )
     for unused in usage.unused:

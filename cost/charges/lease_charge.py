@@ -132,8 +132,8 @@ def load_charge_inputs(
     as_of_ns: int | None = None,
 ) -> ChargeInputs:
     """Load the charge inputs from the ledger. `states`: all leases, since they share commitments."""
-    bought = commitments.load_commitments(ledger, as_of_ns)
-    usage = commitments.commitment_usage(bought, states, now_ns, cuts, book)
+    entered = commitments.load_commitments(ledger, as_of_ns)
+    usage = commitments.commitment_usage(entered, states, now_ns, cuts, book)
     return ChargeInputs(
         usage, metered.load_resources(ledger, as_of_ns), machine_states.load_changes(ledger.events, as_of_ns)
     )

@@ -1,9 +1,10 @@
-"""Resources beside machine time, priced like it: disks by GiB and month, what was sent, requests, one-off fees.
+"""Metered resources: storage by GiB and month, data transfer, requests, one-off fees, and the energy of own hardware.
 
-What was counted is entered on a lease, with the price book's SKU, and never changed; it is charged at the prices in
-force. A disk goes on costing while its machine is stopped, or not, by its provider's rule. The energy that a meter
-counted for own hardware is no resource beside its time: it takes the place of what its watts would have come to. Pure
-but for one journal.
+A quantity is entered on a lease with a SKU of the price book. It is never changed, and it is charged at the prices in
+force. Whether a disk is billed while its machine is stopped depends on the provider's billing rule. Metered energy is
+not added to the cost of own hardware: it replaces the energy computed from the lease's watts (see `lease_charge`).
+
+Only `add_resource` and `load_resources` access the ledger; the other functions are pure.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from cost.records import IntegrityError, LedgerError
 
 STREAM = "metered"
 CATEGORY = {"gib_month": "storage", "gib": "egress", "request": "requests", "one_off": "fee"}
-"""The category of what is priced per such a unit."""
+"""The category of a resource, by the unit of its price."""
 ENERGY = "kwh"
+"""The unit of the price of metered energy."""
 
 
 @dataclass(frozen=True)
 class MeteredResource:
-    """A counted resource of a lease: a quantity of what one price row is per (GiB kept from..to, GiB sent ...)."""
+    """A quantity of a SKU on a lease, in the unit of its price: GiB stored from `from_ns` to `to_ns`, GiB sent, ..."""
 
     name: str
     lease_id: str
@@ -43,111 +45,126 @@ class MeteredResource:
     to_ns: int
 
 
-def add_resource(ledger: Ledger, new: MeteredResource, row: PriceRow, frozen: Iterable[str]) -> bool:
-    """Enter what was counted. Returns False where it was there already. `frozen`: months that are closed.
+def add_resource(ledger: Ledger, resource: MeteredResource, row: PriceRow, closed_months: Iterable[str]) -> bool:
+    """Enter a metered resource, priced by `row`. Returns False if it was entered before.
 
     Raises:
-        LedgerError: a field is wrong.
-        IntegrityError: something else has this name, or it would change a closed month.
+        LedgerError: a field is invalid.
+        IntegrityError: another resource has this name, the energy of this time was entered before, or the resource
+            would change a closed month.
     """
     if row.per not in (*CATEGORY, ENERGY):
         raise LedgerError(
-            f"SKU {row.sku!r} is priced per {row.per}: only what is priced per {', '.join(CATEGORY)} or {ENERGY} "
-            "counts here"
+            f"SKU {row.sku!r} is priced per {row.per}; only SKUs priced per {', '.join(CATEGORY)} or {ENERGY} are "
+            "metered"
         )
-    if new.quantity <= 0:
-        raise LedgerError(f"a quantity of {new.quantity}: it should be above zero")
-    if new.to_ns < new.from_ns or (row.per in ("gib_month", ENERGY) and new.to_ns == new.from_ns):
-        raise LedgerError("what is kept for a time needs --from and a later --to")
-    if new.to_ns > ledger.now_ns():
-        raise LedgerError(f"{new.name} would end in the future: enter what has been, up to now")
-    for other in load_resources(ledger).get(new.lease_id, ()) if row.per == ENERGY else ():
-        if (
-            other.name != new.name
-            and other.sku == new.sku
-            and max(other.from_ns, new.from_ns) < min(other.to_ns, new.to_ns)
-        ):
-            raise IntegrityError(f"{other.name} has the energy of a part of that time already: {other.quantity} kWh")
-    first, last = (period_name(ns, "month", UTC) for ns in (new.from_ns, max(new.to_ns - 1, new.from_ns)))
-    for month in frozen:
+    if resource.quantity <= 0:
+        raise LedgerError(f"the quantity must be above zero, not {resource.quantity}")
+    lasts = row.per in ("gib_month", ENERGY)
+    if resource.to_ns < resource.from_ns or (lasts and resource.to_ns == resource.from_ns):
+        raise LedgerError("storage and energy need --from and a later --to")
+    if resource.to_ns > ledger.now_ns():
+        raise LedgerError(f"{resource.name} would end in the future; enter the quantity up to now")
+    recorded = load_resources(ledger)
+    for earlier in recorded.get(resource.lease_id, ()) if row.per == ENERGY else ():
+        overlaps = max(earlier.from_ns, resource.from_ns) < min(earlier.to_ns, resource.to_ns)
+        if earlier.name != resource.name and earlier.sku == resource.sku and overlaps:
+            raise IntegrityError(
+                f"{earlier.name} has the energy of a part of that time already: {earlier.quantity} kWh"
+            )
+    last_ns = max(resource.to_ns - 1, resource.from_ns)
+    first, last = (period_name(ns, "month", UTC) for ns in (resource.from_ns, last_ns))
+    for month in closed_months:
         if first <= month <= last:
-            raise IntegrityError(f"{new.name} would change {month}, which is closed; write a correction instead")
-    for other in (
-        one for mine in load_resources(ledger).values() for one in mine if one.name == new.name and one != new
-    ):
-        span = f"from {instant_text(other.from_ns)} to {instant_text(other.to_ns)}"
-        raise IntegrityError(
-            f"{new.name} was entered before as {other.quantity} of {other.sku} on lease {other.lease_id}, {span}; "
-            "choose another --id, or change what it cost with `python -m cost correct`"
-        )
-    return ledger.events.append(STREAM, "counted", vars(new) | {"quantity": str(new.quantity)}, new.name)
+            raise IntegrityError(f"{resource.name} would change {month}, which is closed; write a correction instead")
+    for earlier in (earlier for resources in recorded.values() for earlier in resources):
+        if earlier.name == resource.name and earlier != resource:
+            span = f"from {instant_text(earlier.from_ns)} to {instant_text(earlier.to_ns)}"
+            raise IntegrityError(
+                f"{resource.name} was entered before as {earlier.quantity} of {earlier.sku} on lease "
+                f"{earlier.lease_id}, {span}; choose another --id, or change its cost with `python -m cost correct`"
+            )
+    body = vars(resource) | {"quantity": str(resource.quantity)}
+    return ledger.events.append(STREAM, "counted", body, resource.name)
 
 
 def load_resources(ledger: Ledger, as_of_ns: int | None = None) -> dict[str, list[MeteredResource]]:
-    """What was counted, by lease, as it was known at a moment (None: now)."""
-    found: dict[str, list[MeteredResource]] = defaultdict(list)
+    """The metered resources by lease id, as recorded at a moment (None: now)."""
+    resources: dict[str, list[MeteredResource]] = defaultdict(list)
     for event in ledger.events.read(STREAM):
         if as_of_ns is None or event.at_ns <= as_of_ns:
-            one = MeteredResource(**{**event.body, "quantity": Decimal(event.body["quantity"])})
-            found[one.lease_id].append(one)
-    return dict(found)
+            resource = MeteredResource(**{**event.body, "quantity": Decimal(event.body["quantity"])})
+            resources[resource.lease_id].append(resource)
+    return dict(resources)
 
 
-def metered_energy(counted: Sequence[MeteredResource], book: PriceBook) -> list[MeteredResource]:
-    """Those that a meter counted of own hardware, in kWh."""
-    return [one for one in counted if any(row.per == ENERGY for row in _series(one, book))]
+def metered_energy(resources: Sequence[MeteredResource], book: PriceBook) -> list[MeteredResource]:
+    """The metered energy of own hardware among some resources."""
+    return [resource for resource in resources if _is_energy(_price_series(resource, book))]
 
 
-def _series(one: MeteredResource, book: PriceBook) -> tuple[PriceRow, ...]:
-    return book.series(one.sku, purchase=one.purchase, region=one.region, kind=one.kind)
+def _price_series(resource: MeteredResource, book: PriceBook) -> tuple[PriceRow, ...]:
+    return book.series(resource.sku, purchase=resource.purchase, region=resource.region, kind=resource.kind)
+
+
+def _is_energy(series: Sequence[PriceRow]) -> bool:
+    return any(row.per == ENERGY for row in series)
 
 
 def resource_segments(
-    counted: Sequence[MeteredResource], parts: Sequence[StateSpan], book: PriceBook, rules: Sequence[BillingRule]
+    resources: Sequence[MeteredResource],
+    machine_spans: Sequence[StateSpan],
+    book: PriceBook,
+    rules: Sequence[BillingRule],
 ) -> tuple[list[Segment], Mapping[str, PriceRow]]:
-    """What it costs, and the price rows by hash. A price that changes while something is kept splits it.
+    """The charge for resources other than energy by segment, and the price rows of the segments by hash.
 
-    `parts`: what its machine did while it was held.
+    Storage has one segment per price in force. `machine_spans`: the states of the machine during its lease.
 
     Raises:
         PriceError: a price or a billing rule is missing.
     """
-    found: list[Segment] = []
+    segments: list[Segment] = []
     rows: dict[str, PriceRow] = {}
-    for one in counted:
-        series = _series(one, book)
-        if any(row.per == ENERGY for row in series):
-            continue  # in place of the watts of its machine's time: see `charging`
-        for start, stop, row in _pieces(one, parts, series, rules):
+    for resource in resources:
+        series = _price_series(resource, book)
+        if _is_energy(series):
+            continue
+        for start, stop, row in _priced_intervals(resource, machine_spans, series, rules):
             rows[row.hash] = row
             if row.per == "gib_month":
                 rule = rule_for(rules, row.provider, row.purchase)
-                pico = storage_pico(start, stop, row=row, gib=one.quantity, rule=rule)
+                pico = storage_pico(start, stop, row=row, gib=resource.quantity, rule=rule)
             else:
-                pico = quantity_pico(row, one.quantity)
-            found.append(Segment(start, stop, pico, CATEGORY[row.per], row.hash))
-    return found, rows
+                pico = quantity_pico(row, resource.quantity)
+            segments.append(Segment(start, stop, pico, CATEGORY[row.per], row.hash))
+    return segments, rows
 
 
-def _pieces(
-    one: MeteredResource, parts: Sequence[StateSpan], series: tuple[PriceRow, ...], rules: Sequence[BillingRule]
+def _priced_intervals(
+    resource: MeteredResource,
+    machine_spans: Sequence[StateSpan],
+    series: tuple[PriceRow, ...],
+    rules: Sequence[BillingRule],
 ) -> list[tuple[int, int, PriceRow]]:
-    first = in_force(series, one.from_ns)
+    """Start, end and price of each interval in which a resource is billed."""
+    first = in_force(series, resource.from_ns)
     if first is None:
         raise MissingPriceError(
-            f"no price for SKU {one.sku!r} in force at {instant_text(one.from_ns)}; add it with: {add_command(one.sku)}"
+            f"no price for SKU {resource.sku!r} in force at {instant_text(resource.from_ns)}; add it with: "
+            f"{add_command(resource.sku)}"
         )
     if first.per != "gib_month":
-        # What is counted and not kept is charged at one moment.
-        return [(one.from_ns, one.to_ns, first)]
-    kept = [(one.from_ns, one.to_ns)]
+        # Only storage lasts; any other quantity is charged at the price of one moment.
+        return [(resource.from_ns, resource.to_ns, first)]
+    billed = [(resource.from_ns, resource.to_ns)]
     if rule_for(rules, first.provider, first.purchase).storage_rule == "while_running":
-        running = [part for part in parts if part.state == RUNNING]
-        kept = [(max(one.from_ns, part.from_ns), min(one.to_ns, part.to_ns)) for part in running]
-    pieces = []
-    for start, stop in kept:
+        running = [span for span in machine_spans if span.state == RUNNING]
+        billed = [(max(resource.from_ns, span.from_ns), min(resource.to_ns, span.to_ns)) for span in running]
+    intervals = []
+    for start, stop in billed:
         edges = sorted({start, stop, *(row.from_ns for row in series if start < row.from_ns < stop)})
         for a, b in pairwise(edges) if start < stop else ():
             row = in_force(series, a)
-            pieces.append((a, b, row if row is not None else pieces[-1][2] if pieces else first))
-    return pieces
+            intervals.append((a, b, row if row is not None else intervals[-1][2] if intervals else first))
+    return intervals

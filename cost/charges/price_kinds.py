@@ -103,15 +103,15 @@ class AlternativePrices:
 
     def _uncommitted_prices(self, book: PriceBook) -> tuple[PriceSeries, PriceSeries, PriceSeries]:
         """The list and the usual price of the machine's SKU."""
-        found = []
+        by_kind = []
         for kind in ("list", None):
             try:
                 series = book.series(self._lease.sku, region=self._lease.region or None, kind=kind)
             except PriceError:
                 series = ()
             usable = [row for row in series if row.currency == self._lease.currency and row.per in PER_HOUR]
-            found.append(tuple(row for row in usable if _hourly(row, self._lease) is not None))
-        return found[0], found[1], ()
+            by_kind.append(tuple(row for row in usable if _hourly(row, self._lease) is not None))
+        return by_kind[0], by_kind[1], ()
 
 
 def _hourly(row: PriceRow, lease: Lease) -> Fraction | None:

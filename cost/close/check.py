@@ -215,11 +215,11 @@ def _commitments(books: _Books) -> Iterator[tuple[str, str]]:
     for line in books.lines.lines:
         if line.commitment and line.category != "tax":
             found[line.commitment] += line.pico
-    for one in books.other.commitment_usage.bought:
+    for one in books.other.commitment_usage.begun:
         due = one.amortised(books.now_ns)
         if found[one.name] != due:
             yield f"commitment {one.name}", f"{pico_text(due)} amortised, {pico_text(found[one.name])} attributed"
-    for over in books.other.commitment_usage.over:
+    for over in books.other.commitment_usage.overused:
         one, at = over.commitment, instant_text(over.at_ns)
         used, bought = (f"{float(rate * NS_PER_HOUR / PICO_PER_UNIT):g}" for rate in (over.used, over.bought))
         what = f"{used} {one.price.currency} an hour are used of the {bought} bought, at {at}"

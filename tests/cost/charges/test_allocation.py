@@ -1,4 +1,4 @@
-"""Conservation, whatever happened on a lease: pure allocation over random leases, usages and prices."""
+"""The allocation conserves the charge: tested over random leases, usages and prices."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def intervals(draw, open_ended: bool = True):
 
 
 @st.composite
-def leases(draw) -> LeaseHistory:
-    """Anything at all, also what the ledger would refuse: overlaps beyond the cards, reports beyond the time held."""
+def lease_histories(draw) -> LeaseHistory:
+    """Any history, also ones that the ledger refuses: more cards used than leased, more time reported than used."""
     cards = draw(st.integers(1, 8))
     lease = Lease("L", "i", "m", "sku", "p", cards, "USD", None)
     attachments = []
@@ -48,14 +48,14 @@ def leases(draw) -> LeaseHistory:
             *(False, start, {}, False),
         )
         phases = draw(durations)
-        after = {kind: draw(st.integers(0, value)) for kind, value in phases.items()}
-        usages.append(ReportedUsage(number, usage, phases, after))
+        unsaved = {kind: draw(st.integers(0, value)) for kind, value in phases.items()}
+        usages.append(ReportedUsage(number, usage, phases, unsaved))
     return LeaseHistory(LeaseState(lease, 0, None, None, False, 0, ()), tuple(attachments), tuple(usages))
 
 
 @st.composite
 def charges(draw) -> list[Segment]:
-    """Machine time from 0 to END without a gap, at changing prices, then perhaps what a rule adds."""
+    """Machine time from 0 to END without a gap, at changing prices, with or without a billing increment."""
     edges = [0, *sorted(draw(st.sets(st.integers(1, END - 1), max_size=4))), END]
     prices = st.integers(0, 10**15)
     segments = [Segment(a, b, draw(prices), "machine", "h") for a, b in pairwise(edges)]
@@ -65,12 +65,12 @@ def charges(draw) -> list[Segment]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(leases(), charges())
-def test_every_segment_of_a_charge_is_attributed_exactly(facts, segments):
-    found = allocate(facts, segments)
+@given(lease_histories(), charges())
+def test_every_segment_of_a_charge_is_attributed_exactly(history, segments):
+    allocation = allocate(history, segments)
     by_segment: dict[int, int] = defaultdict(int)
     card_time: dict[int, int] = defaultdict(int)
-    for cost in found.costs:
+    for cost in allocation.costs:
         by_segment[cost.segment] += cost.pico
         card_time[cost.segment] += cost.micro_card_ns
         assert cost.pico >= 0
@@ -79,50 +79,52 @@ def test_every_segment_of_a_charge_is_attributed_exactly(facts, segments):
     for index, segment in enumerate(segments):
         assert by_segment[index] == segment.pico
         if segment.category == "machine":
-            held = facts.state.lease.cards * MICRO_PER_CARD * (segment.to_ns - segment.from_ns)
-            assert card_time[index] == held, "every card-nanosecond has one category"
+            card_ns = history.state.lease.cards * MICRO_PER_CARD * (segment.to_ns - segment.from_ns)
+            assert card_time[index] == card_ns, "every card-nanosecond has one category"
 
 
 @settings(max_examples=150, deadline=None)
-@given(leases(), charges(), st.lists(st.integers(-10, END + 60), max_size=6, unique=True))
-def test_cutting_a_charge_anywhere_changes_no_total(facts, segments, cuts):
+@given(lease_histories(), charges(), st.lists(st.integers(-10, END + 60), max_size=6, unique=True))
+def test_cuts_change_no_total(history, segments, cuts):
     pieces = cut_segments(segments, sorted(cuts))
     assert sum(s.pico for s in pieces) == sum(s.pico for s in segments)
     assert all(not s.from_ns < c < s.to_ns for s in pieces for c in cuts)
-    whole, cut_up = allocate(facts, segments), allocate(facts, pieces)
+    whole, cut_up = allocate(history, segments), allocate(history, pieces)
     assert sum(s.pico for s in cut_up.costs) == sum(s.pico for s in whole.costs)
     time: dict[tuple[str, str, str, int], int] = defaultdict(int)
-    for sign, allocation in ((1, whole), (-1, cut_up)):
-        for cost in allocation.costs:
+    for sign, costs in ((1, whole.costs), (-1, cut_up.costs)):
+        for cost in costs:
             time[cost.lease_id, cost.sweep_id, cost.trial_id, cost.attempt] += sign * cost.micro_card_ns
-    assert max(map(abs, time.values()), default=0) <= 6 * len(pieces), "oversubscribed moments are split anew"
+    assert max(map(abs, time.values()), default=0) <= 6 * len(pieces), (
+        "the split of an oversubscribed segment depends on the cuts"
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(leases(), charges())
-def test_claims_beyond_the_cards_are_seen_and_share_what_there_is(facts, segments):
-    found = allocate(facts, segments)
-    capacity, claimed_too_much = facts.state.lease.cards, False
+@given(lease_histories(), charges())
+def test_oversubscription_is_reported_exactly_when_attempts_claim_more_cards_than_there_are(history, segments):
+    allocation = allocate(history, segments)
+    capacity, claimed_too_much = history.state.lease.cards, False
     for at in range(END):
         claimed = sum(
             u.usage.cards
-            for u in facts.usages
+            for u in history.usages
             if u.usage.from_ns <= at < (END if u.usage.to_ns is None else u.usage.to_ns)
         )
         claimed_too_much = claimed_too_much or claimed > capacity
-    assert (found.oversubscribed_ns > 0) == claimed_too_much
+    assert (allocation.oversubscribed_ns > 0) == claimed_too_much
 
 
-def test_many_processes_that_claim_one_card_share_it_and_no_more():
+def test_attempts_that_claim_the_same_card_share_its_cost():
     lease = Lease("L", "i", "m", "sku", "p", 1, "USD", None)
     usages = tuple(
         ReportedUsage(n, Usage(UsageKey("L", f"t{n}", 1), "s1", Decimal(1), 0, None, None, False, 0, {}, False), {})
         for n in range(1, 4)
     )
-    facts = LeaseHistory(
+    history = LeaseHistory(
         LeaseState(lease, 0, None, None, False, 0, ("s1",)), (Attachment("L", "s1", 0, None, None),), usages
     )
-    found = allocate(facts, [Segment(0, 10, 100, "machine", "h")])
-    assert sorted(cost.pico for cost in found.costs) == [33, 33, 34]
-    assert sum(cost.micro_card_ns for cost in found.costs) == 10 * MICRO_PER_CARD
-    assert found.oversubscribed_ns == 10
+    allocation = allocate(history, [Segment(0, 10, 100, "machine", "h")])
+    assert sorted(cost.pico for cost in allocation.costs) == [33, 33, 34]
+    assert sum(cost.micro_card_ns for cost in allocation.costs) == 10 * MICRO_PER_CARD
+    assert allocation.oversubscribed_ns == 10

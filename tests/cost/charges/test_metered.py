@@ -1,4 +1,4 @@
-"""Disks, what was sent, requests and fees: counted on a lease, charged at the prices in force, and nobody's twice."""
+"""Metered resources (storage, data transfer, requests, fees, energy) are charged once, at the prices in force."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def price(sku: str, per: str, amount: str, start="2025-01-01", tax="0") -> Price
     )
 
 
-DISK, SENT = price("disk", "gib_month", "0.31"), price("sent", "gib", "0.09")
-ASKED, FEE = price("asked", "request", "0.0004"), price("fee", "one_off", "12.5", tax="0.2")
+DISK, EGRESS = price("disk", "gib_month", "0.31"), price("egress", "gib", "0.09")
+REQUESTS, FEE = price("requests", "request", "0.0004"), price("fee", "one_off", "12.5", tax="0.2")
 BOX = price("box", "machine_hour", "1")
-BOOK = PriceBook((BOX, DISK, SENT, ASKED, FEE))
+BOOK = PriceBook((BOX, DISK, EGRESS, REQUESTS, FEE))
 
 
 def rules(storage: str) -> tuple[BillingRule, ...]:
@@ -47,15 +47,15 @@ def rules(storage: str) -> tuple[BillingRule, ...]:
 
 @pytest.fixture
 def place(request, tmp_path) -> str:
-    """SQLite, and PostgreSQL where a test asks for it by name."""
+    """SQLite; also PostgreSQL in tests that use the fixture `any_database`."""
     if "any_database" in request.fixturenames:
         return request.getfixturevalue("any_database")
     return str(tmp_path / "ledger.db")
 
 
 @pytest.fixture
-def books(ledger, clock, make_lease) -> Ledger:
-    """A machine held for ten days of January by one sweep, with one trial on it, and twenty days after that."""
+def filled_ledger(ledger, clock, make_lease) -> Ledger:
+    """A lease that one sweep uses for ten days of January, with one trial; twenty-one more days have passed since."""
     ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=BOX.hash))
     ledger.leases.attach("L1", "s1")
     ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
@@ -66,75 +66,81 @@ def books(ledger, clock, make_lease) -> Ledger:
     return ledger
 
 
-def counted(row: PriceRow, quantity: str, start="2026-01-01", stop="2026-01-11", name="") -> MeteredResource:
+def resource(row: PriceRow, quantity: str, start="2026-01-01", stop="2026-01-11", name="") -> MeteredResource:
     span = (instant_ns(start), instant_ns(stop))
     return MeteredResource(name or row.sku, "L1", row.sku, "on_demand", "", "list", Decimal(quantity), *span)
 
 
-def costs(books, clock, book=BOOK, storage="while_stopped", **scope) -> dict[str, int]:
-    report = grouped_report(books, book, ReportScope(**{"by": "category", **scope}), clock.utc, rules=rules(storage))
+def costs(filled_ledger, clock, book=BOOK, storage="while_stopped", **scope) -> dict[str, int]:
+    report = grouped_report(
+        filled_ledger, book, ReportScope(**{"by": "category", **scope}), clock.utc, rules=rules(storage)
+    )
     return {row.name: row.pico for row in report.rows}
 
 
-def test_each_resource_is_a_category_of_its_own_of_the_sweep_that_held_the_machine(any_database, books, clock):
-    for row, quantity in ((SENT, "100"), (ASKED, "5000"), (FEE, "1")):
-        assert add_resource(books, counted(row, quantity), row, ())
-    found = costs(books, clock, sweep_id="s1")
-    del found["other"]
-    assert found == {
+def test_each_resource_has_a_category_and_is_charged_to_the_sweep_that_used_the_machine(
+    any_database, filled_ledger, clock
+):
+    for row, quantity in ((EGRESS, "100"), (REQUESTS, "5000"), (FEE, "1")):
+        assert add_resource(filled_ledger, resource(row, quantity), row, ())
+    by_category = costs(filled_ledger, clock, sweep_id="s1")
+    del by_category["other"]
+    assert by_category == {
         "egress": pico_of(9),
         "requests": pico_of(2),
         "fee": pico_of(Decimal("12.5")),
         "tax": pico_of(Decimal("2.5")),
     }
-    assert run_checks(books, BOOK, clock.utc, rules=rules("none")) == []
+    assert run_checks(filled_ledger, BOOK, clock.utc, rules=rules("none")) == []
 
 
 @pytest.mark.parametrize(("storage", "days"), [("while_stopped", 31), ("while_running", 10), ("none", 0)])
-def test_a_disk_goes_on_costing_while_its_machine_is_stopped_or_not_by_its_providers_rule(books, clock, storage, days):
-    add_resource(books, counted(DISK, "100", stop="2026-02-01"), DISK, ())
-    assert costs(books, clock, storage=storage).get("storage", 0) == days * pico_of(1)
-    assert run_checks(books, BOOK, clock.utc, rules=rules(storage)) == []
+def test_the_providers_storage_rule_decides_whether_a_disk_is_billed_while_the_machine_is_stopped(
+    filled_ledger, clock, storage, days
+):
+    add_resource(filled_ledger, resource(DISK, "100", stop="2026-02-01"), DISK, ())
+    assert costs(filled_ledger, clock, storage=storage).get("storage", 0) == days * pico_of(1)
+    assert run_checks(filled_ledger, BOOK, clock.utc, rules=rules(storage)) == []
 
 
-def test_a_disk_is_charged_at_the_prices_in_force(books, clock):
+def test_a_disk_is_charged_at_the_prices_in_force(filled_ledger, clock):
     book = PriceBook((*BOOK.rows, price("disk", "gib_month", "0.62", start="2026-01-11")))
-    add_resource(books, counted(DISK, "100", stop="2026-01-21"), DISK, ())
-    assert costs(books, clock, book)["storage"] == pico_of(10) + pico_of(20)
-    by_day = costs(books, clock, book, by="day")
-    assert sum(by_day.values()) == sum(costs(books, clock, book).values())
+    add_resource(filled_ledger, resource(DISK, "100", stop="2026-01-21"), DISK, ())
+    assert costs(filled_ledger, clock, book)["storage"] == pico_of(10) + pico_of(20)
+    by_day = costs(filled_ledger, clock, book, by="day")
+    assert sum(by_day.values()) == sum(costs(filled_ledger, clock, book).values())
     assert by_day["2026-01-15"] == pico_of(2)
 
 
-def test_the_same_again_changes_nothing_and_another_content_is_refused(any_database, books):
-    one = counted(SENT, "100")
-    assert add_resource(books, one, SENT, ())
-    assert not add_resource(books, one, SENT, ())
+def test_entering_a_resource_again_changes_nothing_and_other_content_is_refused(any_database, filled_ledger):
+    traffic = resource(EGRESS, "100")
+    assert add_resource(filled_ledger, traffic, EGRESS, ())
+    assert not add_resource(filled_ledger, traffic, EGRESS, ())
     with pytest.raises(IntegrityError, match=r"was entered before as 100 of .* to 2026-01-11T"):
-        add_resource(books, replace(one, quantity=Decimal(99)), SENT, ())
-    assert load_resources(books) == {"L1": [one]}
+        add_resource(filled_ledger, replace(traffic, quantity=Decimal(99)), EGRESS, ())
+    assert load_resources(filled_ledger) == {"L1": [traffic]}
 
 
-def test_what_makes_no_sense_or_changes_a_closed_month_is_not_entered(books):
+def test_an_invalid_resource_or_one_in_a_closed_month_is_refused(filled_ledger):
     refused = [
-        (counted(SENT, "0"), SENT, "above zero"),
-        (counted(DISK, "1", stop="2026-01-01"), DISK, "a later --to"),
-        (counted(DISK, "1", stop="2026-03-01"), DISK, "in the future"),
-        (counted(BOX, "1"), BOX, "is priced per machine_hour"),
+        (resource(EGRESS, "0"), EGRESS, "above zero"),
+        (resource(DISK, "1", stop="2026-01-01"), DISK, "a later --to"),
+        (resource(DISK, "1", stop="2026-03-01"), DISK, "in the future"),
+        (resource(BOX, "1"), BOX, "is priced per machine_hour"),
     ]
-    for one, row, why in refused:
-        with pytest.raises(LedgerError, match=why):
-            add_resource(books, one, row, ())
+    for invalid, row, message in refused:
+        with pytest.raises(LedgerError, match=message):
+            add_resource(filled_ledger, invalid, row, ())
     with pytest.raises(IntegrityError, match="would change 2026-01, which is closed"):
-        add_resource(books, counted(SENT, "1"), SENT, ["2026-01"])
-    assert load_resources(books) == {}
+        add_resource(filled_ledger, resource(EGRESS, "1"), EGRESS, ["2026-01"])
+    assert load_resources(filled_ledger) == {}
 
 
-def test_finance_sees_a_quantity_and_a_unit(books, clock):
-    add_resource(books, counted(SENT, "100"), SENT, ())
+def test_focus_has_the_quantity_and_unit_of_a_resource(filled_ledger, clock):
+    add_resource(filled_ledger, resource(EGRESS, "100"), EGRESS, ())
     cuts = focus.month_cuts(instant_ns(START), clock.utc)
-    found = list(focus.rows(attribute(books, BOOK, clock.utc, cuts=cuts, rules=rules("none"))))
-    (row,) = [row for row in found if row["x_Category"] == "egress"]
+    rows = list(focus.rows(attribute(filled_ledger, BOOK, clock.utc, cuts=cuts, rules=rules("none"))))
+    (row,) = [row for row in rows if row["x_Category"] == "egress"]
     keys = ("ServiceCategory", "PricingQuantity", "PricingUnit", "ConsumedQuantity", "ConsumedUnit", "BilledCost")
     assert [row[key] for key in keys] == ["Networking", "100", "GiB", "100", "GiB", "9"]
 
@@ -147,9 +153,9 @@ OWN_RULES = (BillingRule("own", 1, 0, "up", False, ("running",), "moment", 0, "n
 
 @pytest.fixture
 def desk(ledger, clock, make_lease) -> Ledger:
-    """Own hardware of 400 W by its data sheet, for four hours, with a trial in the second and third."""
-    more = {"sku": "power", "purchase": "own", "cards": 1, "watts": Decimal(400), "price_hash": OWN.hash}
-    ledger.leases.open(make_lease(**more))
+    """Own hardware of 400 W by its data sheet, leased for four hours, with a trial in the second and third hour."""
+    fields = {"sku": "power", "purchase": "own", "cards": 1, "watts": Decimal(400), "price_hash": OWN.hash}
+    ledger.leases.open(make_lease(**fields))
     ledger.leases.attach("L1", "s1")
     clock.advance_seconds(3600)
     ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(1), {})
@@ -165,8 +171,8 @@ def kwh(quantity: str, first: int = 0, last: int = 4, name="meter") -> MeteredRe
     return MeteredResource(name, "L1", "power", "own", "", "list", Decimal(quantity), *hours)
 
 
-def test_what_a_meter_counted_takes_the_place_of_the_watts_and_is_the_trials_too(any_database, desk, clock):
-    def found(row=OWN, **scope) -> dict[str, int]:
+def test_metered_energy_replaces_the_watts_also_in_the_cost_of_a_trial(any_database, desk, clock):
+    def by_category(row=OWN, **scope) -> dict[str, int]:
         report = grouped_report(
             desk, PriceBook((row,)), ReportScope(**{"by": "category", **scope}), clock.utc, rules=OWN_RULES
         )
@@ -178,29 +184,29 @@ def test_what_a_meter_counted_takes_the_place_of_the_watts_and_is_the_trials_too
         "other": pico_of(Decimal("0.2")),
         "teardown": pico_of(Decimal("0.1")),
     }
-    assert found() == by_watts
-    # The meter was read after the third hour: 3 kWh instead of 1.2.
+    assert by_category() == by_watts
+    # The meter is read after the third hour: 3 kWh instead of the 1.2 kWh of the watts.
     assert add_resource(desk, kwh("3", last=3), OWN, ())
-    counted = {
+    by_meter = {
         "startup": pico_of(Decimal("0.25")),
         "other": pico_of(Decimal("0.5")),
         "teardown": pico_of(Decimal("0.1")),
     }
-    assert found() == counted
-    assert sum(found(by="day").values()) == sum(counted.values())
+    assert by_category() == by_meter
+    assert sum(by_category(by="day").values()) == sum(by_meter.values())
     depreciated = replace(OWN, depreciation=Decimal("0.05"))
-    assert sum(found(depreciated).values()) == sum(counted.values()) + pico_of(Decimal("0.2"))
+    assert sum(by_category(depreciated).values()) == sum(by_meter.values()) + pico_of(Decimal("0.2"))
     assert run_checks(desk, PriceBook((OWN,)), clock.utc, rules=OWN_RULES) == []
 
 
-def test_an_odd_quantity_is_split_to_the_last_digit(desk, clock):
+def test_an_uneven_quantity_is_split_exactly(desk, clock):
     add_resource(desk, kwh("1.000000000007"), OWN, ())
     report = grouped_report(desk, PriceBook((OWN,)), ReportScope(by="category"), clock.utc, rules=OWN_RULES)
-    assert report.total_pico == 250_000_000_001, "1.75 of a digit, floored once"
+    assert report.total_pico == 250_000_000_001, "0.25000000000175 USD, floored once"
     assert run_checks(desk, PriceBook((OWN,)), clock.utc, rules=OWN_RULES) == []
 
 
-def test_the_energy_of_an_hour_is_counted_once(desk):
+def test_the_energy_of_an_hour_can_be_entered_once(desk):
     assert add_resource(desk, kwh("1", last=2), OWN, ())
     assert not add_resource(desk, kwh("1", last=2), OWN, ())
     with pytest.raises(IntegrityError, match="meter has the energy of a part of that time already: 1 kWh"):
@@ -208,13 +214,13 @@ def test_the_energy_of_an_hour_is_counted_once(desk):
     assert add_resource(desk, kwh("1", first=2, name="on"), OWN, ())
 
 
-def test_kwh_are_refused_for_a_machine_that_is_not_priced_by_them(tmp_path):
+def test_energy_is_refused_on_a_machine_that_is_not_priced_per_kwh(tmp_path):
     runner, root = CliRunner(), ["--root", str(tmp_path / "runs")]
     opening = ["leases", "open", "--machine", "m", "--cards", "8", "--instance", "i", "--from", "2026-11-29", *root]
     rented = runner.invoke(app, [*opening, "--sku", "lambda-h100x8"]).output.strip()
-    said = runner.invoke(app, ["leases", "meter", rented, "--sku", "electricity", "--quantity", "1", *root])
-    assert said.exit_code == 2
-    assert "is priced as 'lambda-h100x8', from 2026-11-29T00:00:00Z" in said.output
+    refused = runner.invoke(app, ["leases", "meter", rented, "--sku", "electricity", "--quantity", "1", *root])
+    assert refused.exit_code == 2
+    assert "is priced as 'lambda-h100x8', from 2026-11-29T00:00:00Z" in refused.output
     own = [*opening[:6], "--instance", "j", *opening[8:], "--sku", "electricity", "--watts", "400"]
     desk = runner.invoke(app, own, catch_exceptions=False).output.strip()
     metered = ["leases", "meter", desk, "--sku", "electricity", "--quantity", "2", "--to", "2026-11-29T08:00", *root]
@@ -223,10 +229,10 @@ def test_kwh_are_refused_for_a_machine_that_is_not_priced_by_them(tmp_path):
     assert closed.exit_code == 0, closed.output
     leases = json.loads(runner.invoke(app, ["leases", "list", "--json", *root]).output)["leases"]
     row = PriceBook.load().in_force("electricity", instant_ns("2026-11-29"))
-    assert {one["lease_id"]: one["cost"] for one in leases}[desk] == plain(2 * row.price)
+    assert {lease["lease_id"]: lease["cost"] for lease in leases}[desk] == plain(2 * row.price)
 
 
-def test_on_the_command_line(tmp_path: Path, books):
+def test_a_disk_and_a_fee_can_be_metered_on_the_command_line(tmp_path: Path, filled_ledger):
     pricing = tmp_path / "pricing"
     pricing.mkdir()
     fields = (
@@ -244,18 +250,16 @@ def test_on_the_command_line(tmp_path: Path, books):
         "source: a page, day_read: 2026-11-29"
     )
     (pricing / "billing.yaml").write_text(f"rules:\n  - {{{rule}}}\n", encoding="utf-8")
-    runner, places = CliRunner(), ["--root", str(tmp_path), "--pricing", str(pricing)]
-    meter = ["leases", "meter", "L1", "--sku", "disk", "--quantity", "100", "--id", "d1", *places]
+    runner, options = CliRunner(), ["--root", str(tmp_path), "--pricing", str(pricing)]
+    meter = ["leases", "meter", "L1", "--sku", "disk", "--quantity", "100", "--id", "d1", *options]
     for _ in range(2):
-        made = runner.invoke(app, meter, catch_exceptions=False)
-        assert (made.exit_code, made.output) == (0, "d1\n")
-    said = runner.invoke(app, ["report", "--by", "category", "--json", *places], catch_exceptions=False)
-    assert {row["name"]: row["cost"] for row in json.loads(said.output)["groups"]}["storage"] == "10"
-    fee = ["leases", "meter", "L1", "--sku", "setup", "--quantity", "1", "--id", "f1", "--from", "2026-01-03", *places]
+        entered = runner.invoke(app, meter, catch_exceptions=False)
+        assert (entered.exit_code, entered.output) == (0, "d1\n")
+    report = runner.invoke(app, ["report", "--by", "category", "--json", *options], catch_exceptions=False)
+    assert {row["name"]: row["cost"] for row in json.loads(report.output)["groups"]}["storage"] == "10"
+    fee = ["leases", "meter", "L1", "--sku", "setup", "--quantity", "1", "--id", "f1", "--from", "2026-01-03", *options]
     for _ in range(2):
         assert runner.invoke(app, fee, catch_exceptions=False).output == "f1\n"
-    assert load_resources(books)["L1"][-1].to_ns == instant_ns("2026-01-03"), (
-        "a fee is of one moment, not of the days since"
-    )
-    assert runner.invoke(app, ["check", *places]).output == ""
+    assert load_resources(filled_ledger)["L1"][-1].to_ns == instant_ns("2026-01-03"), "a fee is due at one moment"
+    assert runner.invoke(app, ["check", *options]).output == ""
     assert runner.invoke(app, [*meter[:4], "unknown", *meter[5:]]).exit_code == 2
