@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 NS_PER_SECOND = 10**9
+NS_PER_HOUR = 3600 * NS_PER_SECOND
 STEP_THRESHOLD_NS = NS_PER_SECOND // 2
 """A wall clock that differs from the anchor by this much more than before has been stepped; less is slewing."""
 
@@ -27,7 +28,7 @@ class Clock(Protocol):
     def boot_id(self) -> str: ...
 
 
-FAKE_BOOT = "fake"
+FAKE_BOOT_PREFIX = "fake"
 """What the boot id of a simulated clock begins with."""
 
 
@@ -65,7 +66,7 @@ class FakeClock:
     utc: int = 1_767_225_600 * NS_PER_SECOND
     """2026-01-01T00:00:00Z."""
     monotonic: int = 1_000 * NS_PER_SECOND
-    boot: str = f"{FAKE_BOOT}-boot"
+    boot: str = f"{FAKE_BOOT_PREFIX}-boot"
 
     def utc_ns(self) -> int:
         return self.utc
@@ -102,7 +103,7 @@ class Anchor:
     @property
     def simulated(self) -> bool:
         """Whether its time is one that nothing outside this process lives in."""
-        return self.boot_id.startswith(FAKE_BOOT)
+        return self.boot_id.startswith(FAKE_BOOT_PREFIX)
 
 
 @dataclass(frozen=True)

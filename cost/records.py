@@ -30,10 +30,10 @@ CATEGORIES = (*PHASES, "lost_work", *(name for name in OVERHEADS if name not in 
 OUTCOMES = ("COMPLETED", "PRUNED", "FAILED", "PREEMPTED", "BUDGET_STOPPED", "CANCELLED", "LOST")
 """How an attempt's use of cards can end. LOST: its driver died, and it was closed at its last heartbeat."""
 
-DIED = frozenset({"FAILED", "PREEMPTED", "LOST"})
+LOST_WORK_OUTCOMES = frozenset({"FAILED", "PREEMPTED", "LOST"})
 """Outcomes after which the work since the last checkpoint has to be done again."""
 
-FORECASTS = ("forecast_p50", "forecast_p90")
+FORECAST_LABELS = ("forecast_p50", "forecast_p90")
 """Labels of an attempt that say, as text with a currency, what its trial was forecast to cost when it was started."""
 
 
@@ -45,10 +45,6 @@ class IntegrityError(LedgerError):
     """The same fact was written before with another content, or the fact contradicts what is in the ledger."""
 
 
-class UnpricedError(LedgerError):
-    """There is no price; the message names the SKU and the command that adds one."""
-
-
 class StoreError(LedgerError):
     """The database cannot be used: locked, read-only, corrupt, full, or written by a newer version."""
 
@@ -57,7 +53,7 @@ class NoLedgerError(StoreError):
     """There is no ledger at this place yet, or nothing in it."""
 
 
-def nothing_yet(place: object) -> str:
+def no_ledger_message(place: object) -> str:
     """What to say where there is no ledger, or an empty one."""
     return (
         f"there is nothing in the ledger at {place} yet; run a sweep (python sweep.py +stage=smoke), enter a machine "

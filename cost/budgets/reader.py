@@ -20,13 +20,13 @@ from sqlalchemy import func, select
 from cost.budgets.snapshot import Amounts, BudgetSnapshot, LeaseCost, Limit, may_pay
 from cost.charges.attribution import attribute
 from cost.charges.lease_charge import ChargeInputs, billing_rules, charge_lease, load_charge_inputs, tax_rate
-from cost.clock import NS_PER_SECOND
+from cost.clock import NS_PER_HOUR, NS_PER_SECOND
 from cost.ledger import queries, schema
 from cost.ledger.ledger import Ledger
 from cost.money import Money
 from cost.periods import period_edges, period_name
 from cost.prices.billing import BillingRule, Segment
-from cost.prices.book import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, in_force, pico_per_hour
+from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.prices.fx import fixings, load_rates
 from cost.records import LeaseState
 
@@ -235,7 +235,7 @@ def _pico_per_ns(state: LeaseState, segments: Sequence[Segment], rows: Mapping[s
     if times and times[-1].price_hash not in rows:
         return Fraction(times[-1].pico, times[-1].to_ns - times[-1].from_ns)
     lease = state.lease
-    row = in_force(tuple(row for row in rows.values() if row.sku == lease.sku and row.per in PER_HOUR), at_ns)
+    row = in_force(tuple(row for row in rows.values() if row.sku == lease.sku and row.per in TIME_UNITS), at_ns)
     return pico_per_hour(row, lease.cards, lease.watts or 0) / NS_PER_HOUR if row else Fraction(0)
 
 

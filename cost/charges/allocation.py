@@ -17,7 +17,7 @@ from itertools import pairwise
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import largest_remainder
 from cost.prices.billing import Segment
-from cost.records import DIED, Attachment, LeaseState, Usage
+from cost.records import LOST_WORK_OUTCOMES, Attachment, LeaseState, Usage
 
 TIMED = ("machine", "stopped")
 """Categories of the segments that are split by the use of the machine's cards."""
@@ -202,7 +202,7 @@ def phase_weights(reported: ReportedUsage, end_ns: int) -> dict[str, int]:
     attempt died, everything after its last checkpoint is `lost_work`, including the time after its last report.
     """
     weights: dict[str, int] = defaultdict(int)
-    died = reported.usage.outcome in DIED
+    died = reported.usage.outcome in LOST_WORK_OUTCOMES
     for phase, card_ns in reported.phase_card_ns.items():
         lost = reported.unsaved_card_ns.get(phase, 0) if died else 0
         weights["lost_work"] += lost * MICRO_PER_CARD

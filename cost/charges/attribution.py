@@ -33,7 +33,7 @@ from cost.ledger.ledger import Ledger
 from cost.money import largest_remainder
 from cost.prices.billing import BillingRule, Segment
 from cost.prices.book import PriceBook, PriceRow
-from cost.records import DIED, Lease, LeaseState, Usage, UsageKey
+from cost.records import LOST_WORK_OUTCOMES, Lease, LeaseState, Usage, UsageKey
 
 BILL_PREFIX = "bill:"
 """The start of the id of every correction that comes from a bill. All other corrections were made by hand."""
@@ -209,7 +209,7 @@ def _lease_histories(
     if by_phase:
         phases = queries.phase_totals(connection, lease_ids=lease_ids, as_of_ns=as_of_ns)
         unsaved = queries.phase_totals_after_checkpoint(
-            connection, sorted(DIED), lease_ids=lease_ids, as_of_ns=as_of_ns
+            connection, sorted(LOST_WORK_OUTCOMES), lease_ids=lease_ids, as_of_ns=as_of_ns
         )
     usages: dict[str, list[ReportedUsage]] = {}
     for usage_id, usage in queries.usages(connection, lease_ids=lease_ids, as_of_ns=as_of_ns).items():

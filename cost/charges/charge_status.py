@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from cost.ledger.ledger import Ledger
-from cost.ledger.queries import canonical
+from cost.ledger.queries import canonical_json
 from cost.records import LeaseState
 
 STREAM = "invoices"
@@ -29,7 +29,7 @@ def record_invoice(ledger: Ledger, bill_sha256: str, spans: LeaseSpans, invoice:
         body = {"lease_id": lease_id, "bill": bill_sha256, "spans": [list(span) for span in sorted(set(lease_spans))]}
         body |= {"invoice": invoice} if invoice else {}
         # The spans are part of the key: the same bill can be applied again once the ledger has more of its days.
-        digest = hashlib.sha256(canonical(body).encode()).hexdigest()
+        digest = hashlib.sha256(canonical_json(body).encode()).hexdigest()
         ledger.events.append(STREAM, "applied", body, digest)
 
 

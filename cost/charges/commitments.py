@@ -19,12 +19,13 @@ from fractions import Fraction
 from itertools import pairwise
 from math import floor
 
+from cost.clock import NS_PER_HOUR
 from cost.ledger.ledger import Ledger
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import Money
 from cost.periods import instant_text, period_name
 from cost.prices.billing import Segment
-from cost.prices.book import NS_PER_HOUR, PriceBook, PriceError, in_force, pico_per_hour
+from cost.prices.book import PriceBook, PriceError, in_force, pico_per_hour
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError
 
 STREAM = "commitments"

@@ -19,12 +19,13 @@ from math import floor
 from pathlib import Path
 
 from cost.charges import commitments, metered
+from cost.clock import NS_PER_HOUR
 from cost.ledger import machine_states
 from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import RUNNING, StateChange, StateSpan, state_spans
-from cost.money import largest_remainder
+from cost.money import PICO_PER_UNIT, largest_remainder
 from cost.prices.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
-from cost.prices.book import NS_PER_HOUR, PER_HOUR, PICO, PriceBook, PriceRow, in_force, pico_per_hour
+from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.records import Lease, LeaseState
 
 TAKEN_BACK = "taken_back"
@@ -198,8 +199,10 @@ def _replace_watts(
     for segment in pieces:
         if segment in within:
             row = rows[segment.price_hash]
-            exact += Fraction(row.price) * PICO * Fraction(energy.quantity) * Fraction(weigh(segment), total_weight)
-            exact += Fraction(row.depreciation or 0) * PICO * Fraction(segment.paid_ns, NS_PER_HOUR)
+            exact += (
+                Fraction(row.price) * PICO_PER_UNIT * Fraction(energy.quantity) * Fraction(weigh(segment), total_weight)
+            )
+            exact += Fraction(row.depreciation or 0) * PICO_PER_UNIT * Fraction(segment.paid_ns, NS_PER_HOUR)
             segment = replace(segment, pico=floor(exact) - floored)
             floored = floor(exact)
         charged.append(segment)
@@ -273,6 +276,6 @@ def pico_per_ns_of(lease: Lease, rows: Mapping[str, PriceRow]) -> Callable[[Segm
     per_ns = {
         digest: pico_per_hour(row, lease.cards, watts) / NS_PER_HOUR
         for digest, row in rows.items()
-        if row.per in PER_HOUR
+        if row.per in TIME_UNITS
     }
     return lambda segment: per_ns.get(segment.price_hash, Fraction(0))

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor
 
+from cost.clock import NS_PER_HOUR
 from cost.money import largest_remainder
 from cost.prices.billing import Segment
-from cost.prices.book import NS_PER_HOUR, PER_HOUR, PriceBook, PriceError, PriceRow, in_force, pico_per_hour
+from cost.prices.book import TIME_UNITS, PriceBook, PriceError, PriceRow, in_force, pico_per_hour
 from cost.records import Lease
 
 PriceSeries = tuple[PriceRow, ...]
@@ -97,7 +98,7 @@ class AlternativePrices:
                 return ()
             series = book.series(charged_row.sku, purchase=charged_row.purchase, region=charged_row.region, kind=kind)
             same = [row for row in series if (row.per, row.currency) == (charged_row.per, charged_row.currency)]
-            return tuple(row for row in same if row.per not in PER_HOUR or _hourly(row, self._lease) is not None)
+            return tuple(row for row in same if row.per not in TIME_UNITS or _hourly(row, self._lease) is not None)
 
         return series_of("list"), (), series_of("effective")
 
@@ -109,7 +110,7 @@ class AlternativePrices:
                 series = book.series(self._lease.sku, region=self._lease.region or None, kind=kind)
             except PriceError:
                 series = ()
-            usable = [row for row in series if row.currency == self._lease.currency and row.per in PER_HOUR]
+            usable = [row for row in series if row.currency == self._lease.currency and row.per in TIME_UNITS]
             by_kind.append(tuple(row for row in usable if _hourly(row, self._lease) is not None))
         return by_kind[0], by_kind[1], ()
 

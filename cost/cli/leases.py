@@ -36,7 +36,7 @@ def list_leases(
     may have been held and is in no lease."""
     from textwrap import fill
 
-    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed, unconfirmed_text
+    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed_releases, unconfirmed_text
     from cost.money import rounded
     from cost.periods import instant_text
     from cost.prices.book import PriceBook
@@ -46,7 +46,7 @@ def list_leases(
 
     with open_ledger(root, db) as ledger:
         found = lease_statuses(ledger, PriceBook.load(pricing), ledger.now_ns(), only_open=only_open)
-        going = unconfirmed(ledger)
+        going = unconfirmed_releases(ledger)
         unknown = unaccounted.describe(unaccounted.unaccounted_times(ledger), PriceBook.load(pricing), ledger.now_ns())
     if as_json:
         releases = {lease_id: f"{UNCONFIRMED}: {text}" for lease_id, text in going.items()}

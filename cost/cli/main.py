@@ -82,7 +82,7 @@ def report(
     from dataclasses import replace
     from textwrap import fill
 
-    from cost.ledger.release_requests import unconfirmed, unconfirmed_text
+    from cost.ledger.release_requests import unconfirmed_releases, unconfirmed_text
     from cost.money import checked_currency
     from cost.periods import instant_ns, zone_of
     from cost.prices.book import PriceBook
@@ -116,7 +116,7 @@ def report(
             return
         found = grouped_report(ledger, book, scope, at_ns)
         if scope.as_of_ns is None:
-            more = [unconfirmed_text(name, text) for name, text in unconfirmed(ledger).items()]
+            more = [unconfirmed_text(name, text) for name, text in unconfirmed_releases(ledger).items()]
             more += unaccounted.describe(unaccounted.unaccounted_times(ledger), book, now).values()
             if form == "table":
                 more = [fill(text, 100, break_on_hyphens=False) for text in more]
@@ -193,15 +193,15 @@ def backup(
     pricing: Pricing = None,
 ) -> None:
     """A whole copy of the ledger beside it, one per day, also while sweeps run. Prints where it is."""
-    from cost.copies.s3 import bucket_of
-    from cost.copies.s3_snapshot import archive
+    from cost.copies.s3 import parse_s3_url
+    from cost.copies.s3_snapshot import upload_snapshot
 
     with open_ledger(root, db) as ledger:
         made = ledger.backup()
         typer.echo(made or "this ledger is on a server: back it up by the server's own means")
         if to is not None:
-            place = bucket_of(to, endpoint_url=endpoint_url, region=region)
-            typer.echo(archive(ledger, place, pricing=pricing))
+            place = parse_s3_url(to, endpoint_url=endpoint_url, region=region)
+            typer.echo(upload_snapshot(ledger, place, pricing=pricing))
 
 
 @app.command()
@@ -217,9 +217,9 @@ def restore(
 ) -> None:
     """Put a copy in the ledger's place. A file that stood there is set aside, not deleted; a server's database
     (`--db postgresql://...`) has to be empty."""
-    from cost.copies.restore import restore as put_back
-    from cost.copies.s3 import bucket_of
-    from cost.copies.s3_snapshot import restore as from_archive
+    from cost.copies.restore import restore_ledger as put_back
+    from cost.copies.s3 import parse_s3_url
+    from cost.copies.s3_snapshot import restore_snapshot as from_archive
     from cost.ledger.database import shown_place
     from cost.records import LedgerError
 
@@ -228,7 +228,7 @@ def restore(
         if (copy is None) == (source is None):
             raise LedgerError("name one copy: a file ending in .bak, or --from s3://bucket/prefix")
         if source is not None:
-            place = bucket_of(source, endpoint_url=endpoint_url, region=region)
+            place = parse_s3_url(source, endpoint_url=endpoint_url, region=region)
             what, aside, prices = from_archive(place, target, root)
         else:
             assert copy is not None
@@ -248,13 +248,13 @@ def close(
 ) -> None:
     """Freeze a month: from then on only corrections change it, and `check` finds whatever else would."""
     from cost.close.close_month import close_month
-    from cost.close.months import corrected_in
+    from cost.close.months import month_corrections
     from cost.money import Money
     from cost.prices.book import PriceBook
 
     with open_ledger(root, db, write=True) as ledger:
         totals = close_month(ledger, PriceBook.load(pricing), period, ledger.now_ns())
-        corrections = corrected_in(ledger, period)
+        corrections = month_corrections(ledger, period)
     found = {"": totals.values(), ", corrections ": corrections.values()}
     sums = {name: Money.sums(Money(*amount) for amount in amounts) for name, amounts in found.items()}
     what = "".join(name + ", ".join(map(str, amounts)) for name, amounts in sums.items() if amounts) or "nothing"
@@ -380,14 +380,14 @@ def _what(ledger: Ledger, sweep: str | None, by: str | None, *, every: bool) -> 
     Nothing asked for: the latest sweep to hold a machine; by category, where machines were held by no sweep.
     """
     from cost.ledger import queries
-    from cost.records import LedgerError, NoLedgerError, nothing_yet
+    from cost.records import LedgerError, NoLedgerError, no_ledger_message
 
     with ledger.read() as connection:
         known = [a.sweep_id for a in queries.attachments(connection)]
     if sweep is None and (by or every or (not known and ledger.leases.find())):
         return None, by or ("trial" if known else "category")
     if not known:
-        raise NoLedgerError(nothing_yet(ledger.place))
+        raise NoLedgerError(no_ledger_message(ledger.place))
     if sweep in (None, "last"):
         return known[-1], by or "trial"
     if sweep not in known:

@@ -21,7 +21,7 @@ import typer
 from cost.periods import instant_text
 from cost.prices.book import (
     DEFAULT_FOLDER,
-    PER_HOUR,
+    TIME_UNITS,
     PriceBook,
     PriceError,
     PriceRow,
@@ -114,7 +114,7 @@ def show_price(
         row = PriceBook.load(folder).in_force(sku, at_ns, purchase=purchase or None, region=region or None)
         cards = cards or row.cards
         machine = ""
-        if (row.per in PER_HOUR and row.per != "kwh" and (cards or row.per == "machine_hour")) or (
+        if (row.per in TIME_UNITS and row.per != "kwh" and (cards or row.per == "machine_hour")) or (
             row.per == "kwh" and watts
         ):
             machine = str(hourly(row, cards, watts))

@@ -10,15 +10,15 @@ from sqlalchemy import select
 
 from cost.charges.attribution import Attribution, attribute
 from cost.charges.lease_charge import ChargeInputs, billing_rules, charge_lease, load_charge_inputs
-from cost.clock import NS_PER_SECOND
-from cost.close.months import closed_months, month_totals
+from cost.clock import NS_PER_HOUR, NS_PER_SECOND
+from cost.close.months import closed_totals, month_totals
 from cost.ledger import schema
 from cost.ledger.ledger import SILENT_NS, Ledger
 from cost.ledger.machine_states import RUNNING, change_at
 from cost.money import PICO_PER_UNIT, pico_text
 from cost.periods import instant_text
 from cost.prices.billing import BillingRule, total
-from cost.prices.book import NS_PER_HOUR, PriceBook, PriceError
+from cost.prices.book import PriceBook, PriceError
 from cost.records import CATEGORIES
 
 SKEW_NS = NS_PER_SECOND
@@ -26,7 +26,7 @@ SKEW_NS = NS_PER_SECOND
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """Something that is wrong: which check found it, where, and what it is."""
 
     check: str
@@ -46,7 +46,7 @@ class _Books:
 
 def run_checks(
     ledger: Ledger, book: PriceBook, now_ns: int, *, rules: Sequence[BillingRule] | None = None
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Every check, in order of name. Where a price is missing, only `priced` is run: the others need it.
 
     Raises:
@@ -55,12 +55,12 @@ def run_checks(
     ledger.check_file()
     rules = billing_rules(book) if rules is None else rules
     other = load_charge_inputs(ledger, book, ledger.leases.find(), now_ns)
-    found = [Finding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]
+    found = [CheckFinding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]
     if any("UNPRICED" not in finding.what for finding in found):
         return found
     books = _Books(ledger, book, rules, now_ns, attribute(ledger, book, now_ns, rules=rules), other)
     for name, check in sorted(CHECKS.items()):
-        found += [Finding(name, where, what) for where, what in check(books)]
+        found += [CheckFinding(name, where, what) for where, what in check(books)]
     return found
 
 
@@ -189,7 +189,7 @@ def _idempotency(books: _Books) -> Iterator[tuple[str, str]]:
 
 def _frozen(books: _Books) -> Iterator[tuple[str, str]]:
     """A closed month has changed by nothing but corrections."""
-    for period, kept in closed_months(books.ledger).items():
+    for period, kept in closed_totals(books.ledger).items():
         found = month_totals(books.ledger, books.book, period, books.now_ns, rules=books.rules)
         for lease_id in sorted({*kept, *found}):
             then, now = kept.get(lease_id, (0, ""))[0], found.get(lease_id, (0, ""))[0]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from cost.charges.lease_charge import billing_rules, charge_lease, load_charge_inputs
 from cost.close.check import run_checks
-from cost.close.months import STREAM, Totals, closed_months, month_totals
+from cost.close.months import STREAM, Totals, closed_totals, month_totals
 from cost.ledger.ledger import Ledger
 from cost.money import pico_text
 from cost.periods import month_bounds
@@ -32,7 +32,7 @@ def close_month(
     if now_ns < end:
         raise LedgerError(f"{period} is not over yet")
     if period in ledger.closed_months.names():
-        return closed_months(ledger)[period]
+        return closed_totals(ledger)[period]
     with ledger.transaction():  # what is added up is what is frozen
         for usage in ledger.usages.find(only_open=True):
             if usage.from_ns < end and usage.last_heartbeat_ns < end:

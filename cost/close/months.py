@@ -33,7 +33,7 @@ def month_totals(
     return totals
 
 
-def closed_months(ledger: Ledger) -> dict[str, Totals]:
+def closed_totals(ledger: Ledger) -> dict[str, Totals]:
     """The totals that closed months were closed with."""
     found: dict[str, Totals] = {}
     for event in ledger.events.read(STREAM):
@@ -42,7 +42,7 @@ def closed_months(ledger: Ledger) -> dict[str, Totals]:
     return found
 
 
-def corrected_in(ledger: Ledger, period: str) -> Totals:
+def month_corrections(ledger: Ledger, period: str) -> Totals:
     """What corrections have added to each lease's cost within a month of UTC."""
     start, end = month_bounds(period)
     lease, table = schema.lease, schema.correction

@@ -27,7 +27,7 @@ from cost.ledger.database import shown_place, sqlite_path
 from cost.ledger.ledger import Ledger
 from cost.ledger.sqlite_copy import check_whole, copy_sqlite
 from cost.periods import period_name
-from cost.records import IntegrityError, NoLedgerError, StoreError, nothing_yet
+from cost.records import IntegrityError, NoLedgerError, StoreError, no_ledger_message
 
 KEYED_STREAMS = frozenset(
     module.STREAM
@@ -74,7 +74,7 @@ _SAID_BY_ANYBODY = {schema.price: ("driver_id", "written_ns")}
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """What came in."""
 
     added: Mapping[str, int]
@@ -91,7 +91,7 @@ class _DryRun(Exception):
     """Undoes what was tried."""
 
 
-def merge(home: Ledger, source: str | Path, *, lost: bool = False, dry: bool = False) -> Merged:
+def merge_ledger(home: Ledger, source: str | Path, *, lost: bool = False, dry: bool = False) -> MergeResult:
     """Bring what another ledger (a file, or a server's URL) has into this one, all or nothing.
 
     `lost`: the other machine is gone for good, so what it had not ended is closed at its last heartbeat. `dry`: tell
@@ -102,7 +102,7 @@ def merge(home: Ledger, source: str | Path, *, lost: bool = False, dry: bool = F
             that is closed here, or attempts still run there.
         StoreError: the other one is no whole ledger, or cannot be read.
     """
-    found: list[Merged] = []
+    found: list[MergeResult] = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ledger-merge-"))
         copy = _snapshot(source, Path(folder))
@@ -125,7 +125,7 @@ def _snapshot(source: str | Path, folder: Path) -> Path:
         with Ledger.open(source, create=False, read_only=True) as other:
             return other.copy_to(target)
     if not path.exists():
-        raise NoLedgerError(nothing_yet(path))
+        raise NoLedgerError(no_ledger_message(path))
     copy_sqlite(path, target)
     check_whole(target)
     return target
@@ -143,7 +143,7 @@ class _Merge:
         query = select(schema.closed_period.c.period)
         self._frozen = set(writer.execute(query).scalars())
 
-    def run(self, lost: bool) -> Merged:
+    def run(self, lost: bool) -> MergeResult:
         self._refuse_months_closed_there()
         for table in schema.metadata.sorted_tables:
             if table in _COUNTED:
@@ -153,7 +153,7 @@ class _Merge:
             elif table is not schema.closed_period:
                 self._table(table)
         closed = self._open_there(lost)
-        return Merged(dict(self._added), tuple(self._streams), self._estimates_dropped, closed)
+        return MergeResult(dict(self._added), tuple(self._streams), self._estimates_dropped, closed)
 
     # Tables -----------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from cost.ledger.sqlite_copy import check_whole, copy_sqlite
 from cost.records import StoreError
 
 
-def restore(copy: Path, ledger: str | Path) -> Path | None:
+def restore_ledger(copy: Path, ledger: str | Path) -> Path | None:
     """Put a copy in a ledger's place, a file's or an empty database's on a server (its URL).
 
     A file that stood there is moved aside; returns where to, None where nothing was.

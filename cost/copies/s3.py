@@ -41,7 +41,7 @@ class Bucket:
         return "/".join(filter(None, (self.prefix.strip("/"), *parts)))
 
 
-def bucket_of(url: str, *, endpoint_url: str = "", region: str = "") -> Bucket:
+def parse_s3_url(url: str, *, endpoint_url: str = "", region: str = "") -> Bucket:
     """The place that `s3://bucket/prefix` names. Raises BucketError."""
     found = _URL.fullmatch(url)
     if found is None:
@@ -50,7 +50,7 @@ def bucket_of(url: str, *, endpoint_url: str = "", region: str = "") -> Bucket:
 
 
 @contextmanager
-def connected(place: Bucket, tries: int = 2) -> Iterator[Any]:
+def s3_client(place: Bucket, tries: int = 2) -> Iterator[Any]:
     """A client of the bucket, which asks `tries` times, waiting longer each time; what it refuses is a BucketError."""
     from boto3 import Session
     from boto3.exceptions import Boto3Error
@@ -80,14 +80,14 @@ def connected(place: Bucket, tries: int = 2) -> Iterator[Any]:
         raise BucketError(f"{place.url}: {error}") from error
 
 
-def sizes_below(client: Any, place: Bucket, *parts: str) -> dict[str, int]:
+def object_sizes(client: Any, place: Bucket, *parts: str) -> dict[str, int]:
     """Every object below a prefix, by its key after it, with its size in bytes; in order of key."""
     below = place.key(*parts) + "/"
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=place.name, Prefix=below)
     return {o["Key"].removeprefix(below): o["Size"] for page in pages for o in page.get("Contents", [])}
 
 
-def put_new(client: Any, place: Bucket, key: str, body: bytes) -> None:
+def put_if_absent(client: Any, place: Bucket, key: str, body: bytes) -> None:
     """Write what must not be there yet. Of two that were made at once, of the same content, one is enough.
 
     Raises:

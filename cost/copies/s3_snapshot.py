@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cost.clock import SystemClock
-from cost.copies.s3 import Bucket, BucketError, connected, put_new, sha256_of
+from cost.copies.s3 import Bucket, BucketError, put_if_absent, s3_client, sha256_of
 from cost.ledger.ledger import Ledger
 from cost.periods import instant_text
 from cost.prices.book import DEFAULT_FOLDER
@@ -26,7 +26,7 @@ LEDGER, MANIFEST, PRICES = "ledger.db", "manifest.json", "pricing"
 _NAME = re.compile(rf"{re.escape(LEDGER)}|{PRICES}(/[\w.-]+)+\.yaml")
 
 
-def archive(ledger: Ledger, place: Bucket, *, pricing: str | Path | None = None, tries: int = 2) -> str:
+def upload_snapshot(ledger: Ledger, place: Bucket, *, pricing: str | Path | None = None, tries: int = 2) -> str:
     """Put a snapshot of the ledger and of the price book in a bucket; returns its URL.
 
     Each holds everything, so that one that failed is made good by the next. `tries`: how often each request is made;
@@ -46,14 +46,14 @@ def archive(ledger: Ledger, place: Bucket, *, pricing: str | Path | None = None,
         content = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
         version = f"{re.sub('[-:]', '', made_at)}-{content[:12]}"
         manifest = {"version": version, "made_at": made_at, "files": listed}
-        with connected(place, tries) as client:
+        with s3_client(place, tries) as client:
             for name, path in files.items():
                 client.upload_file(str(path), place.name, place.key(version, name))
-            put_new(client, place, place.key(version, MANIFEST), json.dumps(manifest, indent=1).encode())
+            put_if_absent(client, place, place.key(version, MANIFEST), json.dumps(manifest, indent=1).encode())
     return f"{place.url}/{version}"
 
 
-def fetch(place: Bucket, folder: Path) -> tuple[str, Path, Path]:
+def download_snapshot(place: Bucket, folder: Path) -> tuple[str, Path, Path]:
     """Bring the snapshot at a place, or the latest below it, into a folder.
 
     Returns its version, the ledger's file and the price book's folder.
@@ -61,7 +61,7 @@ def fetch(place: Bucket, folder: Path) -> tuple[str, Path, Path]:
     Raises:
         BucketError: there is none, a file of it is missing or not what the manifest says, or the bucket refuses.
     """
-    with connected(place) as client:
+    with s3_client(place) as client:
         key = _manifest_key(client, place)
         manifest = _read_manifest(client, place, key)
         for file in manifest["files"]:
@@ -76,20 +76,20 @@ def fetch(place: Bucket, folder: Path) -> tuple[str, Path, Path]:
     return manifest["version"], folder / LEDGER, folder / PRICES
 
 
-def restore(place: Bucket, ledger: str | Path, beside: Path) -> tuple[str, Path | None, Path]:
+def restore_snapshot(place: Bucket, ledger: str | Path, beside: Path) -> tuple[str, Path | None, Path]:
     """Put a snapshot's ledger in a ledger's place (a file's, or an empty database's on a server), and its price book
     in the folder `beside`.
 
     Returns the version, where the ledger went that stood there (None: there was none), and the price book's folder.
 
     Raises:
-        BucketError: as `fetch`.
+        BucketError: as `download_snapshot`.
         StoreError: it is no whole ledger, a driver is writing to the ledger now, or the database is not empty.
     """
-    from cost.copies.restore import restore as put_back
+    from cost.copies.restore import restore_ledger as put_back
 
     with tempfile.TemporaryDirectory(prefix="ledger-restore-") as folder:
-        version, copy, prices = fetch(place, Path(folder))
+        version, copy, prices = download_snapshot(place, Path(folder))
         aside = put_back(copy, ledger)
         target = beside / f"{PRICES}-{version}"
         if not target.exists():
@@ -123,7 +123,7 @@ def _read_manifest(client: Any, place: Bucket, key: str) -> dict[str, Any]:
         version = manifest["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise BucketError(f"{where} is no manifest of a snapshot: {error!r}") from error
-    # A name decides where a file is written: nothing but what `archive` writes is believed.
+    # A name decides where a file is written: nothing but what `upload_snapshot` writes is believed.
     odd = [n for n in names if not _NAME.fullmatch(n) or ".." in n.split("/")]
     if odd or not whole or LEDGER not in names or not re.fullmatch(r"[\w-]+", version):
         raise BucketError(f"{where} is no manifest of a snapshot" + (f": {odd[0]!r} is no file of one" if odd else ""))

@@ -23,7 +23,7 @@ from sqlalchemy.exc import IntegrityError as DatabaseIntegrityError
 
 from cost.ledger import schema
 from cost.ledger.sqlite_copy import backups_of, check_whole, copy_sqlite
-from cost.records import IntegrityError, LedgerError, NoLedgerError, StoreError, nothing_yet
+from cost.records import IntegrityError, LedgerError, NoLedgerError, StoreError, no_ledger_message
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -169,7 +169,7 @@ class Database:
             if revision == schema.HEAD:
                 return
             if revision is None and not migrate:
-                raise NoLedgerError(nothing_yet(self.place))
+                raise NoLedgerError(no_ledger_message(self.place))
             from cost.ledger.migrations import run
 
             if revision is not None and revision not in run.revisions():
@@ -283,7 +283,7 @@ def _check_place(path: Path, create: bool) -> None:
     if path.exists():
         return
     if not create:
-        raise NoLedgerError(nothing_yet(path))
+        raise NoLedgerError(no_ledger_message(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, func, select
 
 from cost.ledger import schema
-from cost.ledger.queries import canonical, chunks
+from cost.ledger.queries import canonical_json, chunks
 from cost.ledger.writer import LedgerWriter
 from cost.records import IntegrityError, LedgerError, NewEvent, StoredEvent, read_json
 
@@ -139,6 +139,6 @@ def _text(stream: str, event: NewEvent) -> str:
     if isinstance(event.body, str):
         return event.body
     try:
-        return canonical(event.body)
+        return canonical_json(event.body)
     except (TypeError, ValueError) as error:
         raise LedgerError(f"event {event.kind} {event.key} of {stream} cannot be written as JSON: {error}") from error

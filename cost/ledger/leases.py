@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from cost.ledger import machine_states, queries, schema
 from cost.ledger.closed_months import check_month_is_open
 from cost.ledger.events import EventStore
-from cost.ledger.queries import canonical
+from cost.ledger.queries import canonical_json
 from cost.ledger.writer import LedgerWriter
 from cost.money import checked_currency
 from cost.periods import instant_text
@@ -56,7 +56,7 @@ class LeaseStore:
             check_month_is_open(connection, from_ns, f"lease {lease.lease_id} would begin")
             row = asdict(lease) | {
                 "watts": None if lease.watts is None else str(lease.watts),
-                "tags": canonical(lease.tags),
+                "tags": canonical_json(lease.tags),
                 "from_ns": from_ns,
                 "driver_id": self._writer.driver_id,
                 "written_ns": now,

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from cost.clock import FAKE_BOOT, NS_PER_SECOND, Anchor, real_boot_id
+from cost.clock import FAKE_BOOT_PREFIX, NS_PER_SECOND, Anchor, real_boot_id
 from cost.ledger import schema
 
 HEARTBEAT_NS = 10 * NS_PER_SECOND
@@ -48,7 +48,7 @@ def latest_write_ahead(connection: Connection, now_ns: int) -> int | None:
     clock that was wrong.
     """
     of_this_host = select(schema.driver.c.driver_id).where(
-        schema.driver.c.host == socket.gethostname(), schema.driver.c.boot_id.not_like(f"{FAKE_BOOT}%")
+        schema.driver.c.host == socket.gethostname(), schema.driver.c.boot_id.not_like(f"{FAKE_BOOT_PREFIX}%")
     )
     moments = (
         (schema.lease.c.driver_id, schema.lease.c.written_ns),
@@ -73,6 +73,6 @@ def driver_is_dead(holder: Any, observer: Anchor, now_ns: int, last_heard_ns: in
     """
     if holder.host == socket.gethostname():
         return process_start(holder.pid) != holder.process_start
-    if holder.boot_id.startswith(FAKE_BOOT) != observer.simulated:
+    if holder.boot_id.startswith(FAKE_BOOT_PREFIX) != observer.simulated:
         return False
     return now_ns - last_heard_ns >= silent_ns

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from sqlalchemy import select
 
 from cost.ledger import schema
-from cost.ledger.queries import canonical
+from cost.ledger.queries import canonical_json
 from cost.ledger.writer import LedgerWriter
 from cost.prices.book import PriceRow, as_mapping, read_row
 
@@ -23,7 +23,7 @@ class PriceArchive:
         """Keep price rows. Rows that are kept already change nothing."""
         with self._writer.write() as connection:
             values = [
-                {"price_hash": row.hash, "body": canonical(as_mapping(row)), **self._writer.signature()}
+                {"price_hash": row.hash, "body": canonical_json(as_mapping(row)), **self._writer.signature()}
                 for row in {row.hash: row for row in rows}.values()
             ]
             if values:

@@ -17,7 +17,7 @@ from cost.ledger import schema
 from cost.records import Attachment, IntegrityError, Lease, LeaseState, Usage, UsageKey
 
 
-def canonical(body: Mapping[str, Any]) -> str:
+def canonical_json(body: Mapping[str, Any]) -> str:
     """JSON with sorted keys and no spaces: equal content gives equal text.
 
     Raises:

@@ -13,39 +13,39 @@ STREAM = "releases"
 UNCONFIRMED = "RELEASE_UNCONFIRMED"
 
 
-def note_requested(ledger: Ledger, lease_id: str, how: str) -> None:
+def record_requested(ledger: Ledger, lease_id: str, how: str) -> None:
     """`how` is about to be run, to give the machine of this lease back."""
     _note(ledger, "requested", lease_id, f"{how} was run, and its end is not known")
 
 
-def note_failed(ledger: Ledger, lease_id: str, why: str) -> None:
+def record_failed(ledger: Ledger, lease_id: str, why: str) -> None:
     """It was run, and nobody confirmed that the machine is gone."""
     _note(ledger, "failed", lease_id, why)
 
 
-def note_kept(ledger: Ledger, lease_id: str, why: str) -> None:
+def record_kept(ledger: Ledger, lease_id: str, why: str) -> None:
     """The machine was to go and is kept, for a reason."""
     _note(ledger, "kept", lease_id, why)
 
 
-def note_in_use(ledger: Ledger, lease_id: str) -> None:
+def record_in_use(ledger: Ledger, lease_id: str) -> None:
     """A sweep works on the machine: whatever was said of its going is over."""
-    if lease_id in unconfirmed(ledger):
+    if lease_id in unconfirmed_releases(ledger):
         _note(ledger, "in_use", lease_id, "")
 
 
-def note_gone(ledger: Ledger, lease_id: str) -> None:
+def record_released(ledger: Ledger, lease_id: str) -> None:
     """Somebody says that the machine went when its lease ended."""
     ledger.events.append(STREAM, "gone", {"lease_id": lease_id, "text": ""}, f"gone:{lease_id}")
 
 
-def gone(ledger: Ledger) -> set[str]:
+def released_leases(ledger: Ledger) -> set[str]:
     """Leases whose end was the end of the machine: confirmed as released, or said by somebody."""
     said = {event.body["lease_id"] for event in ledger.events.read(STREAM) if event.kind == "gone"}
     return said | {state.lease.lease_id for state in ledger.leases.find() if state.released}
 
 
-def unconfirmed(ledger: Ledger) -> dict[str, str]:
+def unconfirmed_releases(ledger: Ledger) -> dict[str, str]:
     """What is known of each open lease whose machine was to go, by lease."""
     known: dict[str, str] = {}
     for event in _by_time(ledger):
@@ -56,17 +56,17 @@ def unconfirmed(ledger: Ledger) -> dict[str, str]:
 
 
 def unconfirmed_text(lease_id: str, text: str) -> str:
-    """One entry of `unconfirmed` for people."""
+    """One entry of `unconfirmed_releases` for people."""
     return f"{UNCONFIRMED}: lease {lease_id} is open and accrues cost: {text}"
 
 
-def under_way(ledger: Ledger, lease_id: str) -> bool:
+def outcome_unknown(ledger: Ledger, lease_id: str) -> bool:
     """Whether the machine was told to go, and what came of it was not said yet."""
     kinds = [e.kind for e in _by_time(ledger) if e.body["lease_id"] == lease_id]
     return kinds[-1:] == ["requested"]
 
 
-def noted_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:
+def recorded_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:
     """Whether anything was said of this machine's release at `at_ns` or after."""
     return any(e.at_ns >= at_ns and e.body["lease_id"] == lease_id for e in ledger.events.read(STREAM))
 

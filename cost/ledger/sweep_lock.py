@@ -90,7 +90,7 @@ def lock_owner(place: str | Path, sweep_id: str) -> LockOwner | None:
     return _File(path, sweep_id).holder()
 
 
-def signer(connection: Connection, driver_id: str, at_ns: int) -> LockOwner | None:
+def driver_process(connection: Connection, driver_id: str, at_ns: int) -> LockOwner | None:
     """The process that signed something in the ledger at this moment."""
     query = select(schema.driver.c.pid, schema.driver.c.host).where(schema.driver.c.driver_id == driver_id)
     row = connection.execute(query).first()

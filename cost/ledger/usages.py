@@ -18,7 +18,7 @@ from cost.ledger.free_cards import FreeCards
 from cost.ledger.liveness import SILENT_NS
 from cost.ledger.writer import LedgerWriter
 from cost.money import Money, MoneyError
-from cost.records import FORECASTS, OUTCOMES, PHASES, IntegrityError, LedgerError, Usage, UsageKey
+from cost.records import FORECAST_LABELS, OUTCOMES, PHASES, IntegrityError, LedgerError, Usage, UsageKey
 
 PhaseReport = tuple[UsageKey, int, Mapping[str, int]]
 """Usage, number of the report, and card-nanoseconds by phase."""
@@ -223,7 +223,7 @@ class UsageStore:
         changed = {name: str(value) for name, value in labels.items() if known.get(name) != str(value)}
         if not changed:
             return
-        for name in changed.keys() & set(FORECASTS):
+        for name in changed.keys() & set(FORECAST_LABELS):
             try:
                 Money.parse(changed[name], negative=False)
             except MoneyError as error:

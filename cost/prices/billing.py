@@ -14,11 +14,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from cost.clock import NS_PER_HOUR, NS_PER_SECOND
+from cost.money import PICO_PER_UNIT
 from cost.periods import instant_text, month_of
 from cost.prices.book import (
     DEFAULT_FOLDER,
-    NS_PER_HOUR,
-    PICO,
     MissingPriceError,
     PriceError,
     PriceRow,
@@ -29,7 +29,6 @@ from cost.prices.book import (
     read_yaml,
 )
 
-NS = 10**9
 ROUNDING = ("up", "down", "nearest")
 SPOT_PRICE_RULES = ("moment", "instance_hour")
 STORAGE_RULES = ("none", "while_running", "while_stopped", "daily")
@@ -106,7 +105,7 @@ def charge(
         raise PriceError("the prices of one charge must be in one currency")
     rows = tuple(prices)
     held = to_ns - from_ns
-    waived = ended == "provider" and held < rule.interruption_waiver_s * NS
+    waived = ended == "provider" and held < rule.interruption_waiver_s * NS_PER_SECOND
     billed = held if waived else billed_ns(held, rule, ended)
     segments = []
     exact, floored = Fraction(0), 0
@@ -121,7 +120,7 @@ def charge(
             category = "machine" if b <= to_ns else "billing_increment"
             segments.append(Segment(a, b, whole - floored, category, row.hash, paid))
             floored = whole
-    least = int(rule.minimum_amount * PICO)
+    least = int(rule.minimum_amount * PICO_PER_UNIT)
     if not waived and segments and 0 < floored < least:
         end = segments[-1].to_ns
         segments.append(Segment(end, end, least - floored, "billing_increment", segments[-1].price_hash))
@@ -130,7 +129,7 @@ def charge(
 
 def billed_ns(held_ns: int, rule: BillingRule, ended: Ended | None) -> int:
     """Held nanoseconds after granularity, rounding and minimum. Monotone in `held_ns`."""
-    granule = rule.granularity_s * NS
+    granule = rule.granularity_s * NS_PER_SECOND
     if rule.charged_ahead:
         # The next granule is owed the moment it begins, so a machine still held at a full hour owes one more.
         whole = held_ns // granule + 1 if ended is None else -(-held_ns // granule)
@@ -140,7 +139,7 @@ def billed_ns(held_ns: int, rule: BillingRule, ended: Ended | None) -> int:
         whole = held_ns // granule
     else:
         whole = (2 * held_ns + granule) // (2 * granule)
-    return max(whole * granule, rule.minimum_s * NS)
+    return max(whole * granule, rule.minimum_s * NS_PER_SECOND)
 
 
 def total(segments: Sequence[Segment]) -> int:
@@ -188,7 +187,7 @@ def _repricing_ns(rule: BillingRule, rows: tuple[PriceRow, ...]) -> int:
     """How long a price holds once taken: an instance-hour, a granule paid ahead, or 0 for the price of the moment."""
     if rule.spot_price_rule == "instance_hour" and any(r.purchase == "spot" for r in rows):
         return NS_PER_HOUR
-    return rule.granularity_s * NS if rule.charged_ahead else 0
+    return rule.granularity_s * NS_PER_SECOND if rule.charged_ahead else 0
 
 
 def quantity_pico(row: PriceRow, quantity: Decimal | int) -> int:
@@ -197,7 +196,7 @@ def quantity_pico(row: PriceRow, quantity: Decimal | int) -> int:
         raise PriceError(f"SKU {row.sku!r} is priced per {row.per}: that is not a price of a quantity")
     if quantity < 0:
         raise PriceError(f"quantity {quantity} of SKU {row.sku!r} must not be negative")
-    exact = Fraction(row.price) * PICO * Fraction(quantity)
+    exact = Fraction(row.price) * PICO_PER_UNIT * Fraction(quantity)
     return exact.numerator // exact.denominator
 
 
@@ -213,7 +212,7 @@ def storage_pico(from_ns: int, to_ns: int, *, row: PriceRow, gib: Decimal | int,
     if rule.storage_rule == "none" or to_ns == from_ns:
         return 0
     if rule.storage_rule == "daily":
-        day = 86_400 * NS
+        day = 86_400 * NS_PER_SECOND
         from_ns, to_ns = from_ns // day * day, -(-to_ns // day) * day
     months = Fraction(0)
     at = from_ns
@@ -222,7 +221,7 @@ def storage_pico(from_ns: int, to_ns: int, *, row: PriceRow, gib: Decimal | int,
         end = min(to_ns, following)
         months += Fraction(end - at, following - first)
         at = end
-    exact = Fraction(row.price) * PICO * Fraction(gib) * months
+    exact = Fraction(row.price) * PICO_PER_UNIT * Fraction(gib) * months
     return exact.numerator // exact.denominator
 
 

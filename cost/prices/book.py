@@ -18,20 +18,16 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cost.money import PICO_PER_UNIT, Money
 from cost.periods import instant_ns, instant_text
 from cost.records import LedgerError
 
-if TYPE_CHECKING:
-    from cost.money import Money
-
-PICO = 10**12
-NS_PER_HOUR = 3_600 * 10**9
-PER = ("card_hour", "machine_hour", "gib_month", "gib", "request", "kwh", "one_off")
-PER_HOUR = ("card_hour", "machine_hour", "kwh")
-PURCHASE = ("on_demand", "spot", "reserved", "capacity_block", "savings_plan", "own")
-KINDS = ("list", "contracted", "effective")
+PRICE_UNITS = ("card_hour", "machine_hour", "gib_month", "gib", "request", "kwh", "one_off")
+TIME_UNITS = ("card_hour", "machine_hour", "kwh")
+PURCHASE_OPTIONS = ("on_demand", "spot", "reserved", "capacity_block", "savings_plan", "own")
+PRICE_KINDS = ("list", "contracted", "effective")
 # Files in the price folder that hold something other than price rows.
 NOT_PRICES = ("billing.yaml", "fx.yaml")
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "pricing"
@@ -151,7 +147,7 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
     for name in known - {"depreciation"}:
         if name not in data:
             raise PriceError(f"{where}: {name} is missing")
-    for name, allowed in (("per", PER), ("purchase", PURCHASE), ("kind", KINDS)):
+    for name, allowed in (("per", PRICE_UNITS), ("purchase", PURCHASE_OPTIONS), ("kind", PRICE_KINDS)):
         if data[name] not in allowed:
             raise PriceError(f"{where}: {name} {data[name]!r} is not one of {', '.join(allowed)}")
     if not _CURRENCY.fullmatch(str(data["currency"])):
@@ -339,7 +335,7 @@ def pico_per_hour(row: PriceRow, cards: int, watts: Decimal | int = 0) -> Fracti
     Raises PriceError when the row is not a price of time, when the machine has another number of cards than the row
     prices, or when a price per kWh meets no watts.
     """
-    if row.per not in PER_HOUR:
+    if row.per not in TIME_UNITS:
         raise PriceError(f"SKU {row.sku!r} is priced per {row.per}: that is not a price of time")
     if cards < 0:
         raise PriceError(f"cards {cards} must not be negative")
@@ -347,33 +343,19 @@ def pico_per_hour(row: PriceRow, cards: int, watts: Decimal | int = 0) -> Fracti
         raise PriceError(
             f"SKU {row.sku!r} prices a machine of {row.cards} cards, not of {cards}; name the SKU of the machine"
         )
-    price = Fraction(row.price) * PICO
+    price = Fraction(row.price) * PICO_PER_UNIT
     if row.per == "machine_hour":
         return price
     if row.per == "card_hour":
         return price * cards
     if watts <= 0:
         raise PriceError(f"SKU {row.sku!r} is priced per kWh: the machine's watts must be above 0, not {watts}")
-    return price * Fraction(watts) / 1000 + Fraction(row.depreciation or 0) * PICO
+    return price * Fraction(watts) / 1000 + Fraction(row.depreciation or 0) * PICO_PER_UNIT
 
 
 def hourly(row: PriceRow, cards: int, watts: Decimal | int = 0) -> Money:
     """What the machine costs per hour, as Money, to show; charges are computed from `pico_per_hour`, unrounded."""
-    from cost.money import Money
-
     return Money(_floor(pico_per_hour(row, cards, watts)), row.currency)
-
-
-def split_tax(row: PriceRow, pico: int) -> tuple[int, int]:
-    """(net, tax) of an amount charged at this row: what is inside a price with tax, what comes on top of one without.
-
-    net + tax is the amount itself when tax is included, the amount plus its tax when not.
-    """
-    rate = Fraction(row.tax_rate)
-    if row.tax_included:
-        tax = _floor(pico * rate / (1 + rate))
-        return pico - tax, tax
-    return pico, _floor(pico * rate)
 
 
 def _floor(value: Fraction) -> int:

@@ -16,7 +16,7 @@ import yaml
 
 from cost.periods import instant_ns
 from cost.prices.billing import BillingRule
-from cost.prices.book import PER_HOUR, PriceBook, PriceRow, add_command, in_force
+from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, add_command, in_force
 
 MAX_PRICE_AGE_DAYS = 180
 # Machines of different size are told apart by this ending of a SKU: lambda-h100x8 is eight of lambda-h100.
@@ -24,7 +24,7 @@ _SIZES = ("x16", "x8", "x4", "x2", "x1")
 
 
 @dataclass(frozen=True)
-class Finding:
+class PriceFinding:
     """One thing wrong: the check's name, where, and what would be right."""
 
     check: str
@@ -42,7 +42,7 @@ def lint(
     max_age_days: int = MAX_PRICE_AGE_DAYS,
     rules: Sequence[BillingRule] | None = None,
     machine_folder: Path | None = None,
-) -> list[Finding]:
+) -> list[PriceFinding]:
     """All findings, in the order of the checks. `rules` None leaves the check for billing rules out."""
     findings = [*_validity(book.rows), *_age(book.rows, today, max_age_days), *_monotone(book.rows)]
     if rules is not None:
@@ -63,22 +63,22 @@ def _name(row: PriceRow) -> str:
     return " ".join(filter(None, (row.sku, row.purchase, row.region, "" if row.kind == "list" else row.kind)))
 
 
-def _validity(rows: Iterable[PriceRow]) -> list[Finding]:
+def _validity(rows: Iterable[PriceRow]) -> list[PriceFinding]:
     """Overlaps, gaps, and one SKU in two units, currencies or card counts."""
     findings = []
     for series in _series(rows).values():
         for a, b in pairwise(series):
             if a.from_ns == b.from_ns:
                 message = f"two prices from {a.valid_from} ({a.price} and {b.price}); keep one"
-                findings.append(Finding("overlap", _name(a), message))
+                findings.append(PriceFinding("overlap", _name(a), message))
             elif a.to_ns is not None and a.to_ns > b.from_ns:
                 message = (
                     f"{a.price} is valid to {a.valid_to}, but {b.price} starts on {b.valid_from}; end the first then"
                 )
-                findings.append(Finding("overlap", _name(a), message))
+                findings.append(PriceFinding("overlap", _name(a), message))
             elif a.to_ns is not None and a.to_ns < b.from_ns:
                 message = f"no price from {a.valid_to} to {b.valid_from}; add the row, or leave valid_to empty"
-                findings.append(Finding("gap", _name(a), message))
+                findings.append(PriceFinding("gap", _name(a), message))
     by_sku: dict[str, list[PriceRow]] = {}
     for row in rows:
         by_sku.setdefault(row.sku, []).append(row)
@@ -87,11 +87,11 @@ def _validity(rows: Iterable[PriceRow]) -> list[Finding]:
             values = sorted({str(getattr(r, field)) for r in group})
             if len(values) > 1:
                 message = f"has {field} {' and '.join(values)}; a SKU has one: name them apart"
-                findings.append(Finding("unit", sku, message))
+                findings.append(PriceFinding("unit", sku, message))
     return findings
 
 
-def _age(rows: Iterable[PriceRow], today: date, max_age_days: int) -> list[Finding]:
+def _age(rows: Iterable[PriceRow], today: date, max_age_days: int) -> list[PriceFinding]:
     """Prices in force whose page was read too long ago, or in the future."""
     findings = []
     for series in _series(rows).values():
@@ -99,13 +99,13 @@ def _age(rows: Iterable[PriceRow], today: date, max_age_days: int) -> list[Findi
         days = (today - date.fromisoformat(row.day_read[:10])).days
         if days > max_age_days:
             message = f"read {days} days ago, on {row.day_read} (limit {max_age_days}); read {row.source} again"
-            findings.append(Finding("age", _name(row), message))
+            findings.append(PriceFinding("age", _name(row), message))
         elif days < 0:
-            findings.append(Finding("age", _name(row), f"day_read {row.day_read} lies in the future"))
+            findings.append(PriceFinding("age", _name(row), f"day_read {row.day_read} lies in the future"))
     return findings
 
 
-def _monotone(rows: Iterable[PriceRow]) -> list[Finding]:
+def _monotone(rows: Iterable[PriceRow]) -> list[PriceFinding]:
     """Machines of one card in several sizes: more cards never cost less, and never the same.
 
     The same price for several counts is the mark of a price per card entered as one per machine, or the reverse:
@@ -126,11 +126,11 @@ def _monotone(rows: Iterable[PriceRow]) -> list[Finding]:
             where = f"{_name(a)} and {_name(b)}"
             costs = f"{a.cards} cards at {_text(small)} and {b.cards} at {_text(large)} {a.currency} an hour"
             if large == small:
-                findings.append(Finding("per", where, f"{costs}: one of them is a price per card"))
+                findings.append(PriceFinding("per", where, f"{costs}: one of them is a price per card"))
             elif large < small:
-                findings.append(Finding("monotone", where, f"{costs}: more cards cost less"))
+                findings.append(PriceFinding("monotone", where, f"{costs}: more cards cost less"))
             elif large / small > 3 * Fraction(b.cards, a.cards):
-                findings.append(Finding("per", where, f"{costs}: a machine's price entered as one per card?"))
+                findings.append(PriceFinding("per", where, f"{costs}: a machine's price entered as one per card?"))
     return findings
 
 
@@ -149,17 +149,17 @@ def _family(sku: str) -> str:
     return sku
 
 
-def _without_rule(rows: Iterable[PriceRow], rules: Sequence[BillingRule]) -> list[Finding]:
+def _without_rule(rows: Iterable[PriceRow], rules: Sequence[BillingRule]) -> list[PriceFinding]:
     findings = []
     known = {(r.provider, p) for r in rules for p in (r.purchases or ("",))}
-    for row in {(r.provider, r.purchase): r for r in rows if r.per in PER_HOUR}.values():
+    for row in {(r.provider, r.purchase): r for r in rows if r.per in TIME_UNITS}.values():
         if (row.provider, row.purchase) not in known and (row.provider, "") not in known:
             message = f"no billing rule for provider {row.provider} ({row.purchase}); add one to billing.yaml"
-            findings.append(Finding("billing", _name(row), message))
+            findings.append(PriceFinding("billing", _name(row), message))
     return findings
 
 
-def _unknown_skus(book: PriceBook, machine_folder: Path, today: date) -> list[Finding]:
+def _unknown_skus(book: PriceBook, machine_folder: Path, today: date) -> list[PriceFinding]:
     findings = []
     at_ns = instant_ns(today)
     skus = {row.sku for row in book.rows}
@@ -168,14 +168,14 @@ def _unknown_skus(book: PriceBook, machine_folder: Path, today: date) -> list[Fi
         try:
             raw = yaml.safe_load(file.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
-            findings.append(Finding("machine", file.name, f"not readable as YAML: {error}"))
+            findings.append(PriceFinding("machine", file.name, f"not readable as YAML: {error}"))
             continue
         sku = raw.get("sku") if isinstance(raw, dict) else None
         # An interpolation is resolved when a sweep is composed, and checked there.
         if sku and "${" not in str(sku) and sku not in skus:
             message = f"SKU {sku!r} has no price; add it with: {add_command(str(sku))}"
-            findings.append(Finding("machine", file.name, message))
+            findings.append(PriceFinding("machine", file.name, message))
         elif sku in skus - priced:
             message = f"SKU {sku!r} has no price any more; add the new one with: {add_command(str(sku))}"
-            findings.append(Finding("machine", file.name, message))
+            findings.append(PriceFinding("machine", file.name, message))
     return findings

@@ -15,7 +15,7 @@ from cost.ledger.ledger import Ledger
 from cost.money import Money
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook
-from cost.records import FORECASTS, Usage, UsageKey
+from cost.records import FORECAST_LABELS, Usage, UsageKey
 from cost.reports.csv_json import write_csv
 from cost.reports.report import Report, ReportRow, sum_lines
 
@@ -99,7 +99,7 @@ def _trial_row(lines: Sequence[CostLine], attempts: Sequence[Usage]) -> ReportRo
         labels.update(usage.labels)
     for usage in reversed(attempts):
         # The forecast of the first attempt counts: a later one already uses what the earlier attempts measured.
-        labels.update({name: usage.labels[name] for name in FORECASTS if name in usage.labels})
+        labels.update({name: usage.labels[name] for name in FORECAST_LABELS if name in usage.labels})
     return sum_lines(
         *("trial", first.trial_id, lines),
         sweep_id=first.sweep_id,

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from cost.money import pico_of, pico_text, plain, rounded
 from cost.periods import instant_text
-from cost.records import CATEGORIES, FORECASTS, StoreError
+from cost.records import CATEGORIES, FORECAST_LABELS, StoreError
 from cost.reports.report import COSTS, Report, ReportRow
 
 CSV_PLACES = 6
@@ -43,7 +43,7 @@ COLUMNS = (
     *("cost", "billed_cost", "currency"),
     *_LABELS_AFTER,
     "cost_per_acc_point",
-    *FORECASTS,
+    *FORECAST_LABELS,
     *_COSTS,
     *_CATEGORIES_SINCE,
     *_LABELS_SINCE,
@@ -129,7 +129,7 @@ def csv_cells(row: ReportRow, places: int) -> dict[str, str]:
     }
     for name in ("stage", "state", *_LABELS_BEFORE, *_LABELS_AFTER, *_LABELS_SINCE):
         cells[name] = row.labels.get(name, "")
-    for name in FORECASTS:
+    for name in FORECAST_LABELS:
         # Exact, and in the row's currency; one in another currency says so.
         cells[name] = row.labels.get(name, "").removesuffix(f" {row.currency}")
     if row.unpriced:

@@ -20,9 +20,9 @@ from pathlib import Path
 from cost.charges.attribution import Attribution, CostLine
 from cost.charges.charge_status import least_final
 from cost.ledger.schema import MICRO_PER_CARD
-from cost.money import largest_remainder, pico_text
+from cost.money import PICO_PER_UNIT, largest_remainder, pico_text
 from cost.periods import instant_text, month_of, period_edges
-from cost.prices.book import PER_HOUR, PICO, MissingPriceError, PriceRow, add_command, pico_per_hour
+from cost.prices.book import TIME_UNITS, MissingPriceError, PriceRow, add_command, pico_per_hour
 from cost.records import Lease, Usage
 from cost.reports.csv_json import atomic_file
 
@@ -258,12 +258,12 @@ def _priced(charge: _Charge, price: PriceRow, card_hours: str) -> dict[str, str]
     if price.depreciation:
         # Energy and depreciation have no common unit but the hour of the machine.
         hour = pico_per_hour(price, lease.cards, lease.watts or 0)
-        unit, charged = "Hours", Decimal(hour.numerator) / hour.denominator / PICO
-    quantity = Fraction(charge.pico, PICO) / Fraction(charged) if charged else Fraction(0)
+        unit, charged = "Hours", Decimal(hour.numerator) / hour.denominator / PICO_PER_UNIT
+    quantity = Fraction(charge.pico, PICO_PER_UNIT) / Fraction(charged) if charged else Fraction(0)
     listed = kinds.list_row.price if kinds and kinds.list_row else charged
     commitment = _COMMITMENTS.get(price.purchase, "")
     category = {"spot": "Dynamic"}.get(price.purchase, "Committed" if commitment else "Standard")
-    timed = price.per in PER_HOUR
+    timed = price.per in TIME_UNITS
     found = {
         "ConsumedQuantity": card_hours if timed else _decimal(quantity, 18),
         "ConsumedUnit": "GPU-Hours" if timed else _UNITS[price.per],
@@ -317,7 +317,7 @@ def _committed(charge: _Charge, card_hours: str) -> dict[str, str]:
         return found | whole | {"ListCost": paid, "ContractedCost": paid}
     hours = Fraction(charge.micro_card_ns, MICRO_PER_CARD * 3600 * NS)
     listed, contracted = (
-        _decimal(Fraction(pico, PICO) / hours, 18) if hours else "0"
+        _decimal(Fraction(pico, PICO_PER_UNIT) / hours, 18) if hours else "0"
         for pico in (charge.list_pico, charge.contracted_pico)
     )
     unused = line.category == "unused_commitment"
@@ -365,8 +365,8 @@ def _set_ratios(charges: Sequence[_Charge]) -> None:
             weights = [c.micro_card_ns for c in origin]
         if not any(weights):
             weights = [1] * len(origin)
-        for charge, parts in zip(origin, largest_remainder(PICO, weights), strict=True):
-            charge.ratio = Fraction(parts, PICO)
+        for charge, parts in zip(origin, largest_remainder(PICO_PER_UNIT, weights), strict=True):
+            charge.ratio = Fraction(parts, PICO_PER_UNIT)
 
 
 def _allocated(charge: _Charge, latest: dict[tuple[str, str, str], Usage]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from cost.periods import PERIODS, period_edges, period_name
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook
 from cost.prices.fx import Converter, Rate, fixings, load_rates, rate_notes, rates_as_of
-from cost.records import FORECASTS, LedgerError
+from cost.records import FORECAST_LABELS, LedgerError
 from cost.reports.as_of import book_as_of, cost_changes_since
 from cost.reports.by_trial import Report, grouped_rows, open_leases, trial_rows, usage_of
 
@@ -144,7 +144,7 @@ def in_currency(attribution: Attribution, currency: str, rates: Sequence[Rate]) 
         )
     usages = dict(attribution.usages)
     for key, usage in attribution.usages.items():
-        forecasts = {name: Money.parse(usage.labels[name]) for name in FORECASTS if name in usage.labels}
+        forecasts = {name: Money.parse(usage.labels[name]) for name in FORECAST_LABELS if name in usage.labels}
         if forecasts:
             texts = {
                 name: str(Money(converter(f"{name} {key}", money.pico, money.currency, usage.from_ns), currency))

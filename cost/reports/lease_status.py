@@ -17,13 +17,14 @@ from cost.charges.lease_charge import (
     tax_rate,
     total_with_tax,
 )
+from cost.clock import NS_PER_HOUR
 from cost.ledger import queries
 from cost.ledger.ledger import SILENT_NS, Ledger
 from cost.ledger.machine_states import RUNNING, change_at
 from cost.money import Money, rounded
 from cost.periods import instant_text
 from cost.prices.billing import BillingRule, rule_for
-from cost.prices.book import NS_PER_HOUR, PER_HOUR, PriceBook, PriceRow, in_force, pico_per_hour
+from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.records import LeaseState
 from cost.reports.csv_json import UNPRICED
 
@@ -125,7 +126,7 @@ def _lease_status(
     cost = total_with_tax(segments, rows)
     since = unheard_since if unheard_since is not None else idle_since_ns
     wasted = None if since is None else cost - total_with_tax(*charge_lease(state, book, rules, since, at(since)))
-    prices = tuple(r for r in rows.values() if r.per in PER_HOUR)
+    prices = tuple(r for r in rows.values() if r.per in TIME_UNITS)
     per_day = int(_hourly(state, book, prices, now_ns, other.commitment_usage, rules, doing or RUNNING) * 24)
     money = [None if pico is None else Money(pico, lease.currency) for pico in (cost + corrected_pico, per_day, wasted)]
     return LeaseStatus(state, money[0], money[1], unheard_since, idle_since_ns, money[2], doing)

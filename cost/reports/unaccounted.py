@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from cost.charges import commitments
+from cost.clock import NS_PER_HOUR
 from cost.ledger.ledger import Ledger
-from cost.ledger.release_requests import gone, note_gone
+from cost.ledger.release_requests import record_released, released_leases
 from cost.money import rounded
 from cost.periods import instant_text
-from cost.prices.book import NS_PER_HOUR, MissingPriceError, PriceBook, pico_per_hour
+from cost.prices.book import MissingPriceError, PriceBook, pico_per_hour
 from cost.records import IntegrityError, LeaseState, LedgerError
 from cost.reports.csv_json import UNPRICED
 
@@ -35,7 +36,7 @@ class UnaccountedTime:
 
 def unaccounted_times(ledger: Ledger) -> list[UnaccountedTime]:
     """Those that nobody has accounted for, in the order their leases began."""
-    settled, found = gone(ledger), []
+    settled, found = released_leases(ledger), []
     of_machine: dict[str, list[LeaseState]] = defaultdict(list)
     for state in ledger.leases.find():
         of_machine[state.lease.instance_id].append(state)
@@ -86,7 +87,7 @@ def record_release(ledger: Ledger, lease_id: str, at_ns: int | None = None) -> N
     with ledger.transaction():
         if at_ns is not None and state.to_ns is not None and at_ns > state.to_ns:
             record_lease(ledger, lease_id, at_ns)
-        note_gone(ledger, lease_id)
+        record_released(ledger, lease_id)
 
 
 def _description(gaps_of_it: Sequence[UnaccountedTime], book: PriceBook, now_ns: int) -> str:

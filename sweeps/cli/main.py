@@ -30,12 +30,12 @@ app = typer.Typer(
 @app.command()
 def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> None:
     """Show every sweep, newest last: its trials by state, and its gate."""
-    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed, unconfirmed_text
+    from cost.ledger.release_requests import UNCONFIRMED, unconfirmed_releases, unconfirmed_text
     from sweeps.journal.journal import decisions, load, replay, sweep_ids
 
     place = ledger_location(root, db)
     with open_ledger(root, db) as ledger:
-        releases, unaccounted = unconfirmed(ledger), _unaccounted(ledger)
+        releases, unaccounted = unconfirmed_releases(ledger), _unaccounted(ledger)
         if as_json:
             found = [_status_row(place, load(ledger, i), details=True) for i in sweep_ids(ledger)]
             print(json.dumps({"sweeps": found, UNCONFIRMED: releases, "unaccounted": unaccounted}, indent=2))

@@ -27,7 +27,7 @@ from sweeps.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from cost.copies.merge import Merged
+    from cost.copies.merge import MergeResult
     from cost.ledger.ledger import Ledger
 
 Cache = Annotated[Path | None, typer.Option(help="Converted models (paths.cache); default: ROOT/cache.")]
@@ -55,8 +55,8 @@ def push(
     """Upload a sweep's checkpoints, artifacts and a snapshot of the ledger to its bucket, now. Repeatable."""
     import dataclasses
 
-    from cost.copies.s3 import bucket_of
-    from cost.copies.s3_snapshot import archive
+    from cost.copies.s3 import parse_s3_url
+    from cost.copies.s3_snapshot import upload_snapshot
     from cost.records import LedgerError
     from sweeps.config.overrides import CONF_DIR
     from sweeps.journal.journal import load
@@ -69,13 +69,13 @@ def push(
         sweep_id = chosen(ledger, sweep)
         storage = storage_of(load(ledger, sweep_id))
         if to is not None:
-            at = bucket_of(to, endpoint_url=endpoint_url, region=region)
+            at = parse_s3_url(to, endpoint_url=endpoint_url, region=region)
             where = {"bucket": at.name, "prefix": at.prefix, "endpoint_url": endpoint_url, "region": region}
             storage = dataclasses.replace(storage, **where)
         if storage.bucket is None:
             raise LedgerError(f"{sweep_id} was run with storage=local: name a bucket with --to s3://bucket/prefix")
         left = upload(storage, ledger, sweep_id, root / sweep_id, lambda text: typer.echo(text, err=True))
-        archive(ledger, bucket_of_storage(storage), pricing=CONF_DIR / "pricing")
+        upload_snapshot(ledger, bucket_of_storage(storage), pricing=CONF_DIR / "pricing")
     if left:
         typer.echo(unsaved_text(sweep_id, left), err=True)
         raise typer.Exit(1)
@@ -164,7 +164,7 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Merge the ledger and journal of another machine into this one, without duplicates, in one transaction."""
-    from cost.copies.merge import merge as merge_ledger
+    from cost.copies.merge import merge_ledger
     from sweeps.storage import unpack as unpacking
 
     with open_ledger(root, db, write=True) as ledger, ExitStack() as stack:
@@ -182,7 +182,7 @@ def merge(
     _print_merged(done, dry_run, as_json)
 
 
-def _print_merged(done: Merged, dry: bool, as_json: bool) -> None:
+def _print_merged(done: MergeResult, dry: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"added": dict(done.added), "streams": list(done.streams), "dry_run": dry}, indent=2))
         return

@@ -120,7 +120,7 @@ def _status(ledger: Ledger, sweep_id: str) -> SweepStatus | None:
         return None
     state = ledger.leases.get(record.lease_ids[-1])
     lease_id = state.lease.lease_id
-    settled = record.ended_ns is not None and release_requests.noted_since(ledger, lease_id, record.ended_ns)
+    settled = record.ended_ns is not None and release_requests.recorded_since(ledger, lease_id, record.ended_ns)
     no_timer, after_seconds = False, None
     if newest is not None and newest.machine is not None and "deadman" in newest.machine:
         configured = newest.machine["deadman"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cost.copies.s3 import BucketError
-from cost.copies.s3_snapshot import archive
+from cost.copies.s3_snapshot import upload_snapshot
 from cost.ledger.sqlite_copy import daily_backup
 from cost.records import StoreError
 from sweeps.config.overrides import CONF_DIR
@@ -42,7 +42,7 @@ def write_snapshot(context: DriverContext) -> None:
     if context.cfg.storage.bucket is None:
         return
     try:
-        archive(context.ledger, bucket_of(context.cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
+        upload_snapshot(context.ledger, bucket_of(context.cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
     except (BucketError, StoreError) as error:
         context.warn(
             f"no snapshot of the ledger was written: {error}; the next sweep or `python -m cost backup --to` writes one"

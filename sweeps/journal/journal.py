@@ -121,10 +121,10 @@ class Journal:
         for event in self._ledger.events.read(self._stream, after=self.record.read_up_to):
             of_a_driver = event.kind in (DriverStarted.kind, AttemptEnded.kind)
             if of_a_driver and event.driver != self._ledger.driver_id:
-                from cost.ledger.sweep_lock import SweepLockedError, signer
+                from cost.ledger.sweep_lock import SweepLockedError, driver_process
 
                 with self._ledger.read() as connection:
-                    raise SweepLockedError(self._sweep_id, signer(connection, event.driver, event.at_ns))
+                    raise SweepLockedError(self._sweep_id, driver_process(connection, event.driver, event.at_ns))
 
     def append(self, event: JournalEvent) -> None:
         """Write one event, and before it the messages that wait."""

@@ -37,7 +37,7 @@ def attach(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Pricing, no
     """
     instance = lease.machine_instance(cfg, sweep_id)
     state = ledger.leases.open_on(instance)
-    for other in state.sweeps if state and release_requests.under_way(ledger, state.lease.lease_id) else ():
+    for other in state.sweeps if state and release_requests.outcome_unknown(ledger, state.lease.lease_id) else ():
         if other != sweep_id and (owner := lock_owner(cfg.database, other)):
             raise ConfigError(
                 f"machine={cfg.machine.name}: {other} ({owner}) is releasing the machine. Wait until it is gone, or "

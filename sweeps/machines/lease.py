@@ -9,7 +9,7 @@ from cost.charges import commitments
 from cost.charges.chargeback import COST_CENTER, Chargeback, required_names, set_chargeback
 from cost.charges.power import measured_watts
 from cost.ledger.ledger import Ledger
-from cost.ledger.release_requests import note_in_use
+from cost.ledger.release_requests import record_in_use
 from cost.records import Lease, LedgerError
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.journal.journal import decisions, replay
@@ -49,7 +49,7 @@ def attach_to_machine(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: 
             lease_id = _open_lease(cfg, ledger, sweep_id, instance, pricing, chargeback)
         else:
             lease_id = state.lease.lease_id
-            note_in_use(ledger, lease_id)
+            record_in_use(ledger, lease_id)
         try:
             ledger.leases.attach(lease_id, sweep_id)
         except LedgerError as error:

@@ -11,7 +11,7 @@ from cost.clock import SystemClock
 from cost.money import Money, money_text
 from cost.prices.billing import load_rules
 from cost.prices.book import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
-from cost.records import FORECASTS
+from cost.records import FORECAST_LABELS
 from sweeps.config.overrides import CONF_DIR
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.forecast.step_time import StepTime
@@ -83,4 +83,4 @@ def forecast_labels(cfg: SweepConfig, pricing: Pricing, trial: PlannedTrial, tim
     hour, currency = pricing.per_hour.pico, pricing.per_hour.currency
     of_hour = Fraction(cfg.search.cards_per_trial, cfg.machine.cards * 3600)
     amounts = (str(Money(floor(hour * of_hour * Fraction(value)), currency)) for value in seconds)
-    return dict(zip(FORECASTS, amounts, strict=True))
+    return dict(zip(FORECAST_LABELS, amounts, strict=True))

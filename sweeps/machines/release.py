@@ -61,12 +61,12 @@ def release(
         return f"{machine.name} was not released and {costs}: {', '.join(others)} uses it."
     if unsaved and not machine.down_unsaved and not (machine.down and machine.down.keeps_disk):
         why = f"{len(unsaved)} files or checkpoints exist on it only, such as {unsaved[0]}"
-        release_requests.note_kept(ledger, lease_id, why)
+        release_requests.record_kept(ledger, lease_id, why)
         return (
             f"{machine.name} was NOT released and {costs}: {why}. Copy them and release the machine by hand, or use "
             "storage=s3. machine.down_unsaved=true releases it anyway."
         )
-    release_requests.note_requested(ledger, lease_id, str(machine.down))
+    release_requests.record_requested(ledger, lease_id, str(machine.down))
     before_stop()
     try:
         outcome = stop_machine(machine, state.lease.resource_id)
@@ -80,7 +80,7 @@ def release(
             return f"{machine.name} was released: {why}."
         except IntegrityError as error:  # a sweep has attached in the meantime
             why = f"{why}, but {error}"
-    release_requests.note_failed(ledger, lease_id, why)
+    release_requests.record_failed(ledger, lease_id, why)
     return (
         f"{release_requests.UNCONFIRMED}: the release of {machine.name} was requested and is not confirmed: {why}. Its "
         f"lease stays open and {costs}. Check at {machine.provider}, and once the machine is gone: "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cost.clock import SystemClock
-from cost.copies.s3 import bucket_of, connected
+from cost.copies.s3 import parse_s3_url, s3_client
 from cost.ledger.ledger import Ledger
 from cost.periods import instant_text
 from cost.records import LedgerError
@@ -70,11 +70,11 @@ def pack(
     if not records:
         raise PackError(f"the ledger at {ledger.place} has no sweep: there is nothing to pack")
     if out.startswith("s3://"):
-        place = bucket_of(out, endpoint_url=endpoint_url, region=region)
+        place = parse_s3_url(out, endpoint_url=endpoint_url, region=region)
         if not place.prefix.endswith(".tar"):
             raise PackError(f"--out {out} should name the archive: s3://bucket/NAME.tar")
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".pack-", dir=root) as folder, connected(place, 5) as client:
+        with tempfile.TemporaryDirectory(prefix=".pack-", dir=root) as folder, s3_client(place, 5) as client:
             path = Path(folder) / "archive.tar"
             found = _write(path, ledger, records, root, cache, with_checkpoints)
             client.upload_file(str(path), place.name, place.prefix, Config=s3_checkpoints.transfer_config())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from cost.copies.s3 import Bucket, BucketError, put_new, sha256_of, sizes_below
+from cost.copies.s3 import Bucket, BucketError, object_sizes, put_if_absent, sha256_of
 from rl.checkpoint import MARKER as NATIVE_MARKER
 from rl.trainers.simulated import MARKER as SIMULATED_MARKER
 
@@ -97,7 +97,7 @@ def stored(client: Any, place: Place) -> tuple[Found, Found]:
     """Every checkpoint of the sweep with a manifest, and every one without, whose upload was interrupted."""
     whole: Found = {}
     begun: Found = {}
-    for key in sizes_below(client, place.bucket, *place.parts(CHECKPOINTS)):
+    for key in object_sizes(client, place.bucket, *place.parts(CHECKPOINTS)):
         trial_id, _, rest = key.partition("/")
         name, _, file = rest.partition("/")
         if ident := CheckpointId.of(name):
@@ -148,19 +148,19 @@ def save(client: Any, place: Place, trial_id: str, ident: CheckpointId, folder: 
         rows = manifest_rows(files)
         for name, file in files.items():
             client.upload_fileobj(file, place.bucket.name, place.bucket.key(*below, name), Config=transfer_config())
-    arrived = sizes_below(client, place.bucket, *below)
+    arrived = object_sizes(client, place.bucket, *below)
     for row in rows:
         if arrived.get(row["name"]) != row["bytes"]:
             sizes = f"{row['bytes']} bytes were uploaded, and the bucket has {arrived.get(row['name'])}"
             raise BucketError(f"{place.url(*below[2:])}/{row['name']}: {sizes}")
     body = {"format": 1, "trial_id": trial_id, "step": ident.step, "folder": folder.name, "files": rows}
-    put_new(client, place.bucket, place.bucket.key(*below, MANIFEST), json.dumps(body, indent=1).encode())
+    put_if_absent(client, place.bucket, place.bucket.key(*below, MANIFEST), json.dumps(body, indent=1).encode())
 
 
 def delete(client: Any, place: Place, trial_id: str, ident: CheckpointId) -> None:
     """Delete a checkpoint, its manifest first, so that a partly deleted one does not count."""
     below = place.parts(CHECKPOINTS, trial_id, ident.name)
-    for name in sorted(sizes_below(client, place.bucket, *below), key=lambda n: n != MANIFEST):
+    for name in sorted(object_sizes(client, place.bucket, *below), key=lambda n: n != MANIFEST):
         client.delete_object(Bucket=place.bucket.name, Key=place.bucket.key(*below, name))
 
 
@@ -179,7 +179,7 @@ def fetch_newest(
     Raises:
         botocore's and boto3's errors, when the bucket does not answer.
     """
-    known = {key.partition("/")[0] for key in sizes_below(client, place.bucket, *place.parts(CHECKPOINTS, trial_id))}
+    known = {key.partition("/")[0] for key in object_sizes(client, place.bucket, *place.parts(CHECKPOINTS, trial_id))}
     for ident in sorted(filter(None, map(CheckpointId.of, known)), reverse=True):
         try:
             return ident, _fetch(client, place, trial_id, ident, folder)
@@ -239,7 +239,7 @@ def _manifest(client: Any, place: Place, trial_id: str, ident: CheckpointId) -> 
         raise IncompleteCheckpointError(f"{where} has no {MANIFEST}: the checkpoint is incomplete") from error
     except (ValueError, KeyError, TypeError) as error:
         raise IncompleteCheckpointError(f"{where}/{MANIFEST} is no manifest of a checkpoint: {error!r}") from error
-    there = sizes_below(client, place.bucket, *below)
+    there = object_sizes(client, place.bucket, *below)
     for row in rows:
         if there.get(row["name"]) != row["bytes"]:
             size = there.get(row["name"])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cost.copies.s3 import Bucket, BucketError, connected
+from cost.copies.s3 import Bucket, BucketError, s3_client
 from rl.codec import from_json
 from sweeps.config.types import StorageConfig
 from sweeps.journal.journal import SweepRecord
@@ -52,7 +52,7 @@ def check_bucket(storage: StorageConfig) -> None:
     if storage.bucket is None:
         return
     try:
-        with connected(bucket_of(storage), 1) as client:
+        with s3_client(bucket_of(storage), 1) as client:
             client.list_objects_v2(Bucket=storage.bucket, MaxKeys=1)
     except BucketError as error:
         cause = error.__cause__
@@ -69,9 +69,9 @@ def with_retries(bucket: Bucket, operation: Callable[[Any], T]) -> T:
     """
     for failures in range(1, MAX_FAILURES):
         try:
-            with connected(bucket, REQUEST_TRIES) as client:
+            with s3_client(bucket, REQUEST_TRIES) as client:
                 return operation(client)
         except BucketError:
             time.sleep(2.0**failures)
-    with connected(bucket, REQUEST_TRIES) as client:
+    with s3_client(bucket, REQUEST_TRIES) as client:
         return operation(client)

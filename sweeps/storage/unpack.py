@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cost.copies.merge import Merged, merge
-from cost.copies.s3 import bucket_of, connected, sha256_of
-from cost.copies.s3_snapshot import fetch
+from cost.copies.merge import MergeResult, merge_ledger
+from cost.copies.s3 import parse_s3_url, s3_client, sha256_of
+from cost.copies.s3_snapshot import download_snapshot
 from cost.ledger.ledger import Ledger
 from cost.records import IntegrityError, LedgerError, NoLedgerError
 from sweeps.config.overrides import CONF_DIR
@@ -74,8 +74,8 @@ def open_archive(source: str, near: Path, *, endpoint_url: str = "", region: str
     with tempfile.TemporaryDirectory(prefix=".unpack-", dir=near) as folder:
         path = Path(source)
         if source.startswith("s3://"):
-            place, path = bucket_of(source, endpoint_url=endpoint_url, region=region), Path(folder) / "archive.tar"
-            with connected(place, 5) as client:
+            place, path = parse_s3_url(source, endpoint_url=endpoint_url, region=region), Path(folder) / "archive.tar"
+            with s3_client(place, 5) as client:
                 client.download_file(place.name, place.prefix, str(path), Config=s3_checkpoints.transfer_config())
         content = Path(folder) / "content"
         content.mkdir()
@@ -109,13 +109,15 @@ def unpack(
     return Unpacked(source.sweeps, done + cached, tuple(left), prices, tuple(differing))
 
 
-def merge_archive(home: Ledger, source: OpenArchive, root: Path, *, lost: bool = False, dry: bool = False) -> Merged:
+def merge_archive(
+    home: Ledger, source: OpenArchive, root: Path, *, lost: bool = False, dry: bool = False
+) -> MergeResult:
     """Merge an archive's ledger into this one, then put the files of the sweeps that continued there in place.
 
     Raises:
-        IntegrityError: as `cost.copies.merge.merge`; nothing was changed.
+        IntegrityError: as `cost.copies.merge.merge_ledger`; nothing was changed.
     """
-    found = merge(home, source.ledger, lost=lost, dry=dry)
+    found = merge_ledger(home, source.ledger, lost=lost, dry=dry)
     if not dry:
         _place_files(source, root, replaced=[s.removeprefix(STREAM_PREFIX) for s in found.streams])
     return found
@@ -126,7 +128,7 @@ def open_snapshot(url: str, near: Path, *, endpoint_url: str = "", region: str =
     """The ledger of a snapshot in a bucket; `storage=s3` writes one after each sweep. Raises BucketError."""
     near.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=near) as folder:
-        yield fetch(bucket_of(url, endpoint_url=endpoint_url, region=region), Path(folder))[1]
+        yield download_snapshot(parse_s3_url(url, endpoint_url=endpoint_url, region=region), Path(folder))[1]
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -192,19 +194,19 @@ def _place_ledger(source: OpenArchive, database: str | Path, name: str) -> None:
         here = Ledger.open(database, create=False)
     except NoLedgerError:
         with Ledger.open(database) as new:
-            merge(new, source.ledger)
+            merge_ledger(new, source.ledger)
         return
     with here:
         try:
-            if not merge(here, source.ledger, dry=True).added:
+            if not merge_ledger(here, source.ledger, dry=True).added:
                 return
             with Ledger.open(source.ledger) as theirs:
-                older = not merge(theirs, database, dry=True).added
+                older = not merge_ledger(theirs, database, dry=True).added
         except IntegrityError as error:
             raise ArchiveError(_different_ledger(here, name, f" ({error})")) from error
         if not older:
             raise ArchiveError(_different_ledger(here, name, ""))
-        merge(here, source.ledger)
+        merge_ledger(here, source.ledger)
 
 
 def _different_ledger(here: Ledger, name: str, why: str) -> str:

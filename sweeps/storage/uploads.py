@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cost.copies.s3 import Bucket, BucketError, connected, sha256_of
+from cost.copies.s3 import Bucket, BucketError, s3_client, sha256_of
 from cost.ledger.ledger import Ledger
 from rl.spec import CheckpointWritten, EvalReport
 from sweeps.config.types import StorageConfig
@@ -246,7 +246,7 @@ class Uploader:
         with self._open_ledger() as ledger:
             while not self._closed.is_set():
                 try:
-                    with connected(self._place.bucket, sweep_bucket.REQUEST_TRIES) as client:
+                    with s3_client(self._place.bucket, sweep_bucket.REQUEST_TRIES) as client:
                         self._upload_until_closed(client, ledger)
                         return
                 except Exception as error:
@@ -307,7 +307,7 @@ def unsaved(storage: StorageConfig, ledger: Ledger, sweep_id: str, sweep_dir: Pa
         return SweepUpload(None, Place(Bucket("none"), sweep_id), keep, sweep_dir, ignore).missing(ledger)
     place = place_of(storage, sweep_id)
     try:
-        with connected(place.bucket) as client:
+        with s3_client(place.bucket) as client:
             return SweepUpload(client, place, keep, sweep_dir, ignore).missing(ledger, list_bucket=True)
     except BucketError as error:
         return [str(error), *SweepUpload(None, place, keep, sweep_dir, ignore).missing(ledger)]

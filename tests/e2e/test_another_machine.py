@@ -7,7 +7,7 @@ import shutil
 import psutil
 import pytest
 
-from cost.copies.s3 import connected
+from cost.copies.s3 import s3_client
 from cost.ledger.ledger import Ledger
 from sweeps.journal.journal import load, sweep_ids
 from sweeps.journal.trial_reports import steps_of
@@ -54,5 +54,5 @@ def in_bucket(bucket, postgres: str) -> bool:
     """Whether a checkpoint has arrived."""
     with Ledger.open(postgres, create=False, read_only=True) as ledger:
         (sweep_id,) = sweep_ids(ledger)
-    with connected(bucket) as client:
+    with s3_client(bucket) as client:
         return bool(stored(client, Place(bucket, sweep_id))[0])

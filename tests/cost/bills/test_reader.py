@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cost.bills.reader import FIELDS, BillError, load_maps, period_of, read_bill, read_map
+from cost.money import PICO_PER_UNIT
 from cost.periods import instant_ns
-from cost.prices.book import PICO
 
 CONF = Path(__file__).parents[3] / "conf" / "pricing"
 MAPS = load_maps(CONF)
@@ -39,7 +39,7 @@ def test_a_plain_list_of_machines_is_read_with_its_exact_times(tmp_path):
     assert bill.map.name == "instances"
     assert (line.resource, line.pico, line.currency, line.kind) == ("i-1", 9_980_000_000_000, "USD", "machine")
     assert line.seconds == 2.5 * 3600
-    assert line.quantum == PICO // 100
+    assert line.quantum == PICO_PER_UNIT // 100
 
 
 def test_columns_may_come_in_any_order_with_others_between(tmp_path):

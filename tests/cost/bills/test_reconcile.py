@@ -20,10 +20,10 @@ from cost.charges.commitments import Commitment, add_commitment
 from cost.cli.reconcile import reconcile as reconcile_command
 from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
-from cost.money import Money
+from cost.money import PICO_PER_UNIT, Money
 from cost.periods import instant_ns
 from cost.prices.billing import BillingRule
-from cost.prices.book import PICO, PriceBook, PriceRow, read_row
+from cost.prices.book import PriceBook, PriceRow, read_row
 from cost.prices.fx import Rate
 from cost.records import Correction, Lease, UsageKey
 from cost.reports import focus
@@ -86,7 +86,7 @@ class Books:
         for line in attribute(self.ledger, BOOK, self.clock.utc, rules=RULES).lines:
             key = (line.trial_id or "", line.category)
             found[key] = found.get(key, 0) + line.pico
-        return {key: Decimal(pico) / PICO for key, pico in found.items()}
+        return {key: Decimal(pico) / PICO_PER_UNIT for key, pico in found.items()}
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def books(tmp_path):
 
 
 def causes(done) -> list[tuple[str, Decimal]]:
-    return [(x.name, Decimal(x.pico) / PICO) for c in done.comparisons for x in c.causes]
+    return [(x.name, Decimal(x.pico) / PICO_PER_UNIT) for c in done.comparisons for x in c.causes]
 
 
 def test_a_bill_that_agrees_has_no_difference_and_shows_what_was_idle(books):
@@ -106,7 +106,7 @@ def test_a_bill_that_agrees_has_no_difference_and_shows_what_was_idle(books):
     (one,) = done.comparisons
     assert done.agrees
     assert (one.difference, one.causes, one.when) == (0, (), "2026-11-01")
-    assert Decimal(one.idle_pico) / PICO == 32
+    assert Decimal(one.idle_pico) / PICO_PER_UNIT == 32
 
 
 def test_causes_always_sum_to_the_difference(books):
@@ -192,7 +192,7 @@ def test_a_lease_that_is_not_on_the_bill_is_said(books):
     books.clock.advance_seconds(HOUR)
     books.ledger.leases.close("L2", "done")
     done = books.compare(f"i-1,{HELD},128.00,USD,")
-    assert [(lease.lease_id, pico // PICO) for lease, pico in done.unbilled] == [("L2", 32)]
+    assert [(lease.lease_id, pico // PICO_PER_UNIT) for lease, pico in done.unbilled] == [("L2", 32)]
 
 
 def test_own_hardware_is_expected_on_no_bill(books):
@@ -229,7 +229,7 @@ def test_days_are_compared_one_by_one_where_the_bill_gives_days(books):
     text = ["i-2,2026-11-01T20:00:00Z,2026-11-02T00:00:00Z,128.00,USD,"]
     text += ["i-2,2026-11-02T00:00:00Z,2026-11-02T04:00:00Z,100.00,USD,", f"i-1,{HELD},128.00,USD,"]
     done = books.compare(*text)
-    found = [(c.lease.lease_id, c.when, c.difference // PICO) for c in done.comparisons if c.difference]
+    found = [(c.lease.lease_id, c.when, c.difference // PICO_PER_UNIT) for c in done.comparisons if c.difference]
     assert found == [("L2", "2026-11-02", -28)]
 
 
@@ -241,7 +241,7 @@ def test_a_price_difference_is_trued_up_for_every_trial_in_proportion(books):
     done = books.compare(f"i-1,{HELD},112.00,USD,")
     written = apply(books.ledger, BOOK, done, books.clock.utc, rules=RULES)
     after = books.costs()
-    assert sum(w.pico for w in written) == -16 * PICO
+    assert sum(w.pico for w in written) == -16 * PICO_PER_UNIT
     assert {key: after[key] / before[key] for key in before} == dict.fromkeys(before, Decimal("0.875"))
     assert books.compare(f"i-1,{HELD},112.00,USD,").agrees
 
@@ -254,7 +254,7 @@ def test_what_a_bill_of_two_months_corrects_stays_in_each_of_them(books):
     done = books.compare("i-2,2026-11-30T20:00:00Z,2026-12-01T04:00:00Z,264.00,USD,")
     apply(books.ledger, BOOK, done, books.clock.utc, rules=RULES)
     report = grouped_report(books.ledger, BOOK, ReportScope(by="month"), books.clock.utc, rules=RULES)
-    costs = {row.name: Decimal(row.pico) / PICO for row in report.rows}
+    costs = {row.name: Decimal(row.pico) / PICO_PER_UNIT for row in report.rows}
     assert costs == {"2026-11": 128 + 132, "2026-12": 132}
 
 
@@ -293,7 +293,9 @@ def test_our_own_focus_export_reconciles_with_the_books_it_came_from(books):
 
 def correct_by_hand(books, amount: int, category: str = "credit") -> None:
     at_ns = START + HOUR * 10**9
-    books.ledger.corrections.add(Correction("cn-17", "L1", category, amount * PICO, "USD", at_ns, "credit note 17"))
+    books.ledger.corrections.add(
+        Correction("cn-17", "L1", category, amount * PICO_PER_UNIT, "USD", at_ns, "credit note 17")
+    )
 
 
 def test_a_credit_that_only_the_books_have_is_said_the_right_way_round(books):
@@ -322,14 +324,14 @@ def statuses(books) -> dict[tuple[str, str], int]:
 def test_a_charge_is_estimated_while_held_provisional_when_given_back_and_invoiced_by_an_applied_bill(books):
     books.hold("L2", "i-2")
     books.clock.advance_seconds(HOUR)
-    assert statuses(books) == {("L1", "provisional"): 128 * PICO, ("L2", "estimated"): 32 * PICO}
+    assert statuses(books) == {("L1", "provisional"): 128 * PICO_PER_UNIT, ("L2", "estimated"): 32 * PICO_PER_UNIT}
     bill = books.compare(f"i-1,{HELD},128.00,USD,")
-    assert statuses(books)["L1", "provisional"] == 128 * PICO, "a look at the bill is not yet its acceptance"
+    assert statuses(books)["L1", "provisional"] == 128 * PICO_PER_UNIT, "a look at the bill is not yet its acceptance"
     then = books.clock.utc
     books.clock.advance_seconds(1)
     apply(books.ledger, BOOK, bill, books.clock.utc, rules=RULES)
     apply(books.ledger, BOOK, bill, books.clock.utc, rules=RULES)
-    assert statuses(books)["L1", "invoiced"] == 128 * PICO
+    assert statuses(books)["L1", "invoiced"] == 128 * PICO_PER_UNIT
     old = attribute(books.ledger, BOOK, then, rules=RULES, as_of_ns=then).lines
     assert {line.status for line in old if line.lease.lease_id == "L1"} == {"provisional"}
 
@@ -341,8 +343,8 @@ def test_only_the_days_that_a_bill_is_about_are_invoiced(books):
     before = sum(books.costs().values())
     day = "2026-11-02T00:00:00Z,2026-11-03T00:00:00Z"
     apply(books.ledger, BOOK, books.compare(f"i-3,{day},768.00,USD,"), books.clock.utc, rules=RULES)
-    assert statuses(books)["L3", "invoiced"] == 768 * PICO
-    assert statuses(books)["L3", "provisional"] == (36 * 32 - 768) * PICO
+    assert statuses(books)["L3", "invoiced"] == 768 * PICO_PER_UNIT
+    assert statuses(books)["L3", "provisional"] == (36 * 32 - 768) * PICO_PER_UNIT
     assert sum(books.costs().values()) == before
 
 
@@ -400,9 +402,9 @@ def test_a_purchase_on_the_bill_is_held_against_what_was_entered(books, bought):
 
 def test_a_purchase_on_one_side_only_is_named(books, bought):
     done = books.compare(f"i-1,,{HELD},128,USD,Usage", header=FOCUS)
-    assert [(lease.lease_id, pico) for lease, pico in done.unbilled] == [("commitment:cb-7", 900 * PICO)]
+    assert [(lease.lease_id, pico) for lease, pico in done.unbilled] == [("commitment:cb-7", 900 * PICO_PER_UNIT)]
     done = books.compare(f",cb-8,{NOVEMBER},5,USD,Purchase", f",cb-7,{NOVEMBER},900,USD,Purchase", header=FOCUS)
-    assert [(line.kind, line.pico) for line in done.missing] == [("fee", 5 * PICO)]
+    assert [(line.kind, line.pico) for line in done.missing] == [("fee", 5 * PICO_PER_UNIT)]
 
 
 def test_a_purchase_is_never_corrected_and_is_invoiced_once_a_bill_agreed(books, bought):
@@ -415,7 +417,7 @@ def test_a_purchase_is_never_corrected_and_is_invoiced_once_a_bill_agreed(books,
     for amount, status in ((300, "provisional"), (900, "invoiced")):
         done = books.compare(f",cb-7,{NOVEMBER},{amount},USD,Purchase", rest, header=FOCUS)
         assert apply(books.ledger, BOOK, done, books.clock.utc, rules=RULES) == []
-        assert said() == (900 * PICO, status)
+        assert said() == (900 * PICO_PER_UNIT, status)
 
 
 def test_what_a_commitment_pays_for_and_what_was_simulated_is_not_missed_on_the_bill(books, bought):

@@ -17,10 +17,10 @@ from cost.charges.attribution import attribute
 from cost.charges.commitments import Commitment, add_commitment
 from cost.charges.lease_charge import cut_segments
 from cost.charges.price_kinds import AlternativePrices
-from cost.clock import NS_PER_SECOND
-from cost.money import Money, pico_of
+from cost.clock import NS_PER_HOUR, NS_PER_SECOND
+from cost.money import PICO_PER_UNIT, Money, pico_of
 from cost.prices.billing import BillingRule, charge
-from cost.prices.book import NS_PER_HOUR, PICO, PriceBook, PriceRow, pico_per_hour, read_row
+from cost.prices.book import PriceBook, PriceRow, pico_per_hour, read_row
 from cost.records import Correction, Lease, UsageKey
 from cost.reports import focus
 from cost.reports.csv_json import as_json, csv_text
@@ -210,7 +210,7 @@ def test_the_list_cost_is_the_billed_time_at_the_list_price_wherever_it_is_cut(l
     assert [p.paid_ns for p in pieces] == [p.to_ns - p.from_ns for p in pieces]
     amounts = AlternativePrices(lease, {rows[1].hash: rows[1]}, book).amounts(pieces, [False] * len(pieces))
     seconds = -(-duration_ns // (60 * NS_PER_SECOND)) * 60
-    exact = Fraction(rows[0].price) * PICO * seconds / 3600
+    exact = Fraction(rows[0].price) * PICO_PER_UNIT * seconds / 3600
     assert sum(k.list_pico for k in amounts if k) == exact.numerator // exact.denominator
     assert sum(k.contracted_pico for k in amounts if k) == sum(s.pico for s in segments)
 

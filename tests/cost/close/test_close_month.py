@@ -15,7 +15,7 @@ from cost.charges.lease_charge import charge_lease_time, cut_segments
 from cost.clock import NS_PER_SECOND
 from cost.close.check import run_checks
 from cost.close.close_month import close_month
-from cost.close.months import closed_months, corrected_in
+from cost.close.months import closed_totals, month_corrections
 from cost.ledger import schema
 from cost.money import pico_of
 from cost.periods import instant_text, midnight_ns, month_bounds
@@ -59,7 +59,7 @@ def test_a_month_is_closed_with_its_totals_and_closing_it_again_changes_nothing(
     assert totals == {"L1": (pico_of(Decimal("8.10") * 12 * 24), "USD")}
     clock.advance_seconds(DAY)
     books.leases.close("L1", "by hand")
-    assert close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,)) == totals == closed_months(books)["2026-01"]
+    assert close_month(books, BOOK, "2026-01", clock.utc, rules=(RULE,)) == totals == closed_totals(books)["2026-01"]
     assert run_checks(books, BOOK, clock.utc, rules=(RULE,)) == []
 
 
@@ -72,8 +72,8 @@ def test_what_lies_in_a_closed_month_cannot_be_changed_but_by_a_correction(books
         books.leases.close("L1", "late", at_ns=month_bounds("2026-01")[1] - 1)
     books.corrections.add(Correction("c1", "L1", "credit", -5, "USD", january + 20 * DAY * NS_PER_SECOND, "note"))
     assert run_checks(books, BOOK, clock.utc, rules=(RULE,)) == []
-    assert corrected_in(books, "2026-01") == {"L1": (-5, "USD")}
-    assert corrected_in(books, "2026-02") == {}
+    assert month_corrections(books, "2026-01") == {"L1": (-5, "USD")}
+    assert month_corrections(books, "2026-02") == {}
     books.leases.close("L1", "in time")
 
 

@@ -20,7 +20,7 @@ from cost.charges.chargeback import Chargeback, set_chargeback
 from cost.clock import FakeClock
 from cost.close.check import run_checks
 from cost.copies import merge as merging
-from cost.copies.merge import merge
+from cost.copies.merge import merge_ledger
 from cost.ledger import schema
 from cost.ledger.ledger import Ledger
 from cost.ledger.reservations import Reservation
@@ -96,14 +96,14 @@ def box(tmp_path, clock) -> Iterator[Ledger]:
 def test_what_another_machine_wrote_comes_home_once(ledger, box, clock):
     one_sweep(ledger, clock, "home")
     one_sweep(box, clock, "away")
-    done = merge(ledger, box.place)
+    done = merge_ledger(ledger, box.place)
     assert done.streams == ("sweep:away",)
     assert done.added["usage"] == done.added["lease"] == 1
     assert {u.sweep_id for u in ledger.usages.find()} == {"home", "away"}
     assert [e.kind for e in ledger.events.read("sweep:away")] == ["planned", "ended"]
     assert run_checks(ledger, BOOK, ledger.now_ns()) == []
     before = rows(ledger)
-    again = merge(ledger, box.place)
+    again = merge_ledger(ledger, box.place)
     assert (dict(again.added), again.streams) == ({}, ())
     assert rows(ledger) == before
 
@@ -113,7 +113,7 @@ def test_numbers_that_both_databases_gave_do_not_meet(ledger, box, clock):
         one_sweep(ledger, clock, name)
     one_sweep(box, clock, "b1")
     mine, theirs = ledger.usages.find(), box.usages.find()
-    merge(ledger, box.place)
+    merge_ledger(ledger, box.place)
     assert sorted(ledger.usages.find(), key=lambda u: u.from_ns) == sorted([*mine, *theirs], key=lambda u: u.from_ns)
     states = {s.lease.lease_id: s for s in ledger.leases.find()}
     assert all(s.to_ns is not None and s.sweeps == () for s in states.values())
@@ -126,7 +126,7 @@ def test_what_went_on_there_is_appended_in_order(tmp_path, ledger, clock):
         away.events.append("sweep:s1", "later", {}, "later")
         one_sweep(away, clock, "s2")
         ledger.events.append("sweep:other", "here", {}, "here")
-        merge(ledger, away.place)
+        merge_ledger(ledger, away.place)
     assert [(e.sequence, e.kind) for e in ledger.events.read("sweep:s1")] == [
         (1, "planned"),
         (2, "ended"),
@@ -144,7 +144,7 @@ def test_a_journal_that_grew_on_both_sides_is_refused_and_nothing_is_changed(tmp
     ledger.events.append("sweep:s1", "here", {}, "here")
     before = rows(ledger)
     with pytest.raises(IntegrityError, match=r"sweep:s1 grew on both sides: its entry 3 is here .* and there"):
-        merge(ledger, tmp_path / "copy.db")
+        merge_ledger(ledger, tmp_path / "copy.db")
     assert rows(ledger) == before
 
 
@@ -156,7 +156,7 @@ def test_the_same_fact_with_another_content_is_refused_and_nothing_is_changed(le
         where.corrections.add(Correction("cn-17", lease, "credit", amount, "USD", clock.utc_ns(), "note 17"))
     before = rows(ledger)
     with pytest.raises(IntegrityError, match=r"correction of cn-17: .*pico is 1 here and 2 there"):
-        merge(ledger, box.place)
+        merge_ledger(ledger, box.place)
     assert rows(ledger) == before
 
 
@@ -167,25 +167,25 @@ def test_facts_without_an_order_come_from_both_sides(tmp_path, ledger, clock):
     with Ledger.open(tmp_path / "copy.db", clock) as away:
         away.events.append(stream, "set", {"sweep_id": "s1"}, "s1")
     ledger.events.append(stream, "set", {"sweep_id": "s2"}, "s2")
-    merge(ledger, tmp_path / "copy.db")
-    merge(ledger, tmp_path / "copy.db")
+    merge_ledger(ledger, tmp_path / "copy.db")
+    merge_ledger(ledger, tmp_path / "copy.db")
     assert [(e.sequence, e.key) for e in ledger.events.read(stream)] == [(1, "s0"), (2, "s2"), (3, "s1")]
     with Ledger.open(tmp_path / "other.db", clock) as other:
         other.events.append(stream, "set", {"sweep_id": "another"}, "s2")
     with pytest.raises(IntegrityError, match="entry s2 of journal chargeback"):
-        merge(ledger, tmp_path / "other.db")
+        merge_ledger(ledger, tmp_path / "other.db")
 
 
 def test_attempts_that_still_run_there_are_waited_for_or_closed_as_lost(ledger, box, clock):
     one_sweep(box, clock, "a1", ended=False)
     before = rows(ledger)
     with pytest.raises(IntegrityError, match=r"trial-a1/1 of a1.*--lost"):
-        merge(ledger, box.place)
+        merge_ledger(ledger, box.place)
     assert rows(ledger) == before
-    assert merge(ledger, box.place, lost=True).closed_as_lost == 1
+    assert merge_ledger(ledger, box.place, lost=True).closed_as_lost == 1
     (usage,) = ledger.usages.find()
     assert (usage.outcome, usage.end_estimated, usage.to_ns) == ("LOST", True, usage.last_heartbeat_ns)
-    assert merge(ledger, box.place).closed_as_lost == 0
+    assert merge_ledger(ledger, box.place).closed_as_lost == 0
 
 
 def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger, clock):
@@ -198,16 +198,16 @@ def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger
             connection.execute(schema.usage_end.insert(), row | away.writer.signature())
     ledger.usages.end(UsageKey("lease-s1", "trial-s1", 1), "COMPLETED")
     (known,) = ledger.usages.find()
-    assert merge(ledger, tmp_path / "copy.db").estimates_dropped == 1
+    assert merge_ledger(ledger, tmp_path / "copy.db").estimates_dropped == 1
     assert ledger.usages.find() == [known]
 
 
 def test_a_real_end_after_home_took_it_for_lost_is_an_error_that_says_so(ledger, box, clock):
     one_sweep(box, clock, "a1", ended=False)
-    merge(ledger, box.place, lost=True)
+    merge_ledger(ledger, box.place, lost=True)
     box.usages.end(UsageKey("lease-a1", "trial-a1", 1), "COMPLETED")
     with pytest.raises(IntegrityError, match="taken for lost here before it had ended there"):
-        merge(ledger, box.place)
+        merge_ledger(ledger, box.place)
 
 
 def test_nothing_comes_into_a_month_that_is_closed_here(ledger, box, clock):
@@ -215,43 +215,43 @@ def test_nothing_comes_into_a_month_that_is_closed_here(ledger, box, clock):
     ledger.closed_months.add(period_name(clock.utc_ns(), "month", UTC))
     before = rows(ledger)
     with pytest.raises(IntegrityError, match="which is closed here"):
-        merge(ledger, box.place)
+        merge_ledger(ledger, box.place)
     assert rows(ledger) == before
 
 
 def test_a_month_that_was_closed_there_only_is_refused(ledger, box):
     box.closed_months.add("2026-01")
     with pytest.raises(IntegrityError, match="2026-01 was closed in the other ledger and not in this one"):
-        merge(ledger, box.place)
+        merge_ledger(ledger, box.place)
 
 
 def test_a_dry_merge_tells_and_changes_nothing(ledger, box, clock):
     one_sweep(box, clock, "a1")
     before = rows(ledger)
-    assert merge(ledger, box.place, dry=True).added["lease"] == 1
+    assert merge_ledger(ledger, box.place, dry=True).added["lease"] == 1
     assert rows(ledger) == before
-    assert merge(ledger, box.place).added["lease"] == 1
+    assert merge_ledger(ledger, box.place).added["lease"] == 1
 
 
 def test_the_same_price_remembered_on_both_sides_is_one_price(ledger, box):
     ledger.price_archive.add([ROW])
     box.price_archive.add([ROW])
-    assert "price" not in merge(ledger, box.place).added
+    assert "price" not in merge_ledger(ledger, box.place).added
 
 
 def test_from_a_server_too(ledger, postgres, clock):
     with Ledger.open(postgres, clock) as away:
         one_sweep(away, clock, "a1")
-        merge(ledger, postgres)
+        merge_ledger(ledger, postgres)
         assert ledger.usages.find() == away.usages.find()
 
 
 def test_what_is_no_ledger_is_refused(ledger, tmp_path):
     with pytest.raises(NoLedgerError):
-        merge(ledger, tmp_path / "none.db")
+        merge_ledger(ledger, tmp_path / "none.db")
     (tmp_path / "text.db").write_text("not a database")
     with pytest.raises(StoreError):
-        merge(ledger, tmp_path / "text.db")
+        merge_ledger(ledger, tmp_path / "text.db")
 
 
 # Split and merged again is as if it had been one ledger
@@ -341,7 +341,7 @@ def test_a_ledger_of_a_newer_version_is_refused_by_its_own_name(tmp_path):
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     refused = pytest.raises(StoreError, match=f"the ledger {there} was written by a newer version")
     with Ledger.open(tmp_path / "home.db") as home, refused:
-        merge(home, there)
+        merge_ledger(home, there)
 
 
 @settings(max_examples=12, deadline=None)
@@ -371,9 +371,9 @@ def test_split_and_merged_is_what_one_ledger_says(plan, random):
                 going.remove(script)
             clock.advance(random.randrange(3) * SECOND)
             if random.random() < 0.2 and not any(u.to_ns is None for u in away.usages.find()):
-                merge(home, away.place)
+                merge_ledger(home, away.place)
         for _ in range(2):
-            merge(home, away.place)
+            merge_ledger(home, away.place)
             assert all_of(home, clock.utc_ns()) == all_of(one_home, clock.utc_ns())
         assert not home.reservations.find_open()
         several = {"driver", "price"}  # the halves are two, and each may have seen the same price

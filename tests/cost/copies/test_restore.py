@@ -11,8 +11,8 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from cost.cli.main import app
-from cost.copies.restore import restore
-from cost.copies.s3_snapshot import archive
+from cost.copies.restore import restore_ledger
+from cost.copies.s3_snapshot import upload_snapshot
 from cost.ledger import schema
 from cost.ledger.database import Database
 from cost.ledger.ledger import Ledger
@@ -65,7 +65,7 @@ def test_every_row_is_put_back_as_it_was_and_the_server_counts_on_from_there(
     any_database, books, postgres, clock, tmp_path
 ):
     copy = books.copy_to(tmp_path / "copy.db")
-    assert restore(copy, postgres) is None
+    assert restore_ledger(copy, postgres) is None
     assert rows_of(postgres) == rows_of(any_database)
     with Ledger.open(postgres, clock) as found:
         found.usages.start(UsageKey("L1", "t1", 3), "s1", Decimal(1), {})
@@ -82,7 +82,7 @@ def test_a_database_that_holds_something_is_refused_and_stays_as_it_is(books, po
         other.events.append("s9", "planned", {}, "planned")
     before = rows_of(postgres)
     with pytest.raises(StoreError, match="holds a ledger already, and nothing of it was changed; name an empty"):
-        restore(copy, postgres)
+        restore_ledger(copy, postgres)
     assert rows_of(postgres) == before
 
 
@@ -90,14 +90,14 @@ def test_a_file_that_is_no_ledger_leaves_the_server_without_a_table(postgres, tm
     junk = tmp_path / "junk.bak"
     junk.write_text("no ledger" * 1000, encoding="utf-8")
     with pytest.raises(StoreError, match="no whole ledger"):
-        restore(junk, postgres)
+        restore_ledger(junk, postgres)
     with pytest.raises(StoreError, match="nothing in the ledger"):
         Database(postgres, create=False, read_only=True)
 
 
 def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(books, postgres, bucket, tmp_path):
     root = tmp_path / "elsewhere"
-    archive(books, bucket)
+    upload_snapshot(books, bucket)
     runner, places = CliRunner(), ["--db", postgres, "--root", str(root)]
     at = ["--from", bucket.url, "--endpoint-url", bucket.endpoint_url]
     said = runner.invoke(app, ["restore", *at, *places], catch_exceptions=False)
@@ -129,7 +129,7 @@ def test_a_restore_that_is_killed_at_any_step_leaves_a_ledger_in_its_place(books
 
     monkeypatch.setattr("cost.copies.restore.os.link", watched(os.link))
     monkeypatch.setattr("cost.copies.restore.os.replace", watched(os.replace))
-    aside = restore(copy, here)
+    aside = restore_ledger(copy, here)
     assert seen[0] == old
     assert seen[-1] == new
     assert all(rows in (old, new) for rows in seen)
@@ -141,8 +141,8 @@ def test_a_restore_leaves_nothing_beside_the_copy(books, tmp_path):
     folder = tmp_path / "copies"
     folder.mkdir()
     copy = books.copy_to(folder / "copy.bak")
-    restore(copy, tmp_path / "new" / "ledger.db")
+    restore_ledger(copy, tmp_path / "new" / "ledger.db")
     assert [path.name for path in folder.iterdir()] == ["copy.bak"]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["ledger.db"]
     with pytest.raises(StoreError, match="there is no file"):
-        restore(folder / "other.bak", tmp_path / "new" / "ledger.db")
+        restore_ledger(folder / "other.bak", tmp_path / "new" / "ledger.db")

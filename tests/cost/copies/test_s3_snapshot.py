@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.cli.main import app
-from cost.copies.s3 import Bucket, BucketError, bucket_of, connected, put_new
-from cost.copies.s3_snapshot import archive, fetch, restore
+from cost.copies.s3 import Bucket, BucketError, parse_s3_url, put_if_absent, s3_client
+from cost.copies.s3_snapshot import download_snapshot, restore_snapshot, upload_snapshot
 from cost.ledger.ledger import Ledger
 from cost.records import UsageKey
 from tests.servers import BUCKET, SECRET, free_port
@@ -38,9 +38,9 @@ def books(ledger, make_lease) -> Ledger:
 
 
 def test_a_snapshot_is_restored_with_its_journal_and_its_price_book(any_database, books, bucket, tmp_path):
-    url = archive(books, bucket)
-    version, aside, prices = restore(
-        bucket_of(url, endpoint_url=bucket.endpoint_url), tmp_path / "new" / "ledger.db", tmp_path / "new"
+    url = upload_snapshot(books, bucket)
+    version, aside, prices = restore_snapshot(
+        parse_s3_url(url, endpoint_url=bucket.endpoint_url), tmp_path / "new" / "ledger.db", tmp_path / "new"
     )
     assert (url, aside) == (f"{bucket.url}/{version}", None)
     with Ledger.open(tmp_path / "new" / "ledger.db", read_only=True) as found:
@@ -52,54 +52,54 @@ def test_a_snapshot_is_restored_with_its_journal_and_its_price_book(any_database
 
 
 def test_each_snapshot_has_keys_of_its_own_and_the_latest_is_restored(books, bucket, client, tmp_path):
-    first = archive(books, bucket)
+    first = upload_snapshot(books, bucket)
     books.events.append("s1", "later", {}, "later")
-    second = archive(books, bucket)
+    second = upload_snapshot(books, bucket)
     assert first != second
     assert sum(key.endswith("/manifest.json") for key in objects(client, bucket)) == 2
     # Of two snapshots of one second the order is by content: the later one is made later here.
     newest = max(first, second)
-    assert newest == f"{bucket.url}/{fetch(bucket, tmp_path / 'a')[0]}"
-    old = bucket_of(first, endpoint_url=bucket.endpoint_url)
-    assert first == f"{bucket.url}/{fetch(old, tmp_path / 'b')[0]}"
+    assert newest == f"{bucket.url}/{download_snapshot(bucket, tmp_path / 'a')[0]}"
+    old = parse_s3_url(first, endpoint_url=bucket.endpoint_url)
+    assert first == f"{bucket.url}/{download_snapshot(old, tmp_path / 'b')[0]}"
     with Ledger.open(tmp_path / "b" / "ledger.db", read_only=True) as found:
         assert [e.kind for e in found.events.read("s1")] == ["planned"]
 
 
 def test_what_lies_beside_a_place_or_deep_below_it_is_not_taken_for_its_snapshot(books, bucket, client, tmp_path):
-    mine = archive(books, bucket)
-    archive(books, Bucket(bucket.name, f"{bucket.prefix}-of-others", bucket.endpoint_url))
+    mine = upload_snapshot(books, bucket)
+    upload_snapshot(books, Bucket(bucket.name, f"{bucket.prefix}-of-others", bucket.endpoint_url))
     for key in ("sweeps/s1/checkpoints/t1/0001/manifest.json", "zzz/no-manifest"):
         client.put_object(Bucket=bucket.name, Key=bucket.key(key), Body=b"{}")
-    assert f"{bucket.url}/{fetch(bucket, tmp_path)[0]}" == mine
+    assert f"{bucket.url}/{download_snapshot(bucket, tmp_path)[0]}" == mine
 
 
 def test_a_snapshot_without_a_manifest_is_none(books, bucket, client, tmp_path):
-    url = archive(books, bucket)
+    url = upload_snapshot(books, bucket)
     manifest = next(key for key in objects(client, bucket) if key.endswith("/manifest.json"))
     client.delete_object(Bucket=bucket.name, Key=manifest)
     with pytest.raises(BucketError, match="there is no snapshot at"):
-        fetch(bucket, tmp_path / "a")
+        download_snapshot(bucket, tmp_path / "a")
     with pytest.raises(BucketError, match="there is no snapshot at"):
-        fetch(bucket_of(url, endpoint_url=bucket.endpoint_url), tmp_path / "a")
+        download_snapshot(parse_s3_url(url, endpoint_url=bucket.endpoint_url), tmp_path / "a")
 
 
 def test_a_file_that_is_not_what_the_manifest_says_is_not_restored(books, bucket, client, tmp_path):
-    archive(books, bucket)
+    upload_snapshot(books, bucket)
     key = next(key for key in objects(client, bucket) if key.endswith("ledger.db"))
     client.put_object(Bucket=bucket.name, Key=key, Body=b"another")
     with pytest.raises(BucketError, match="is not the file that its manifest names"):
-        restore(bucket, tmp_path / "new" / "ledger.db", tmp_path / "new")
+        restore_snapshot(bucket, tmp_path / "new" / "ledger.db", tmp_path / "new")
     assert not (tmp_path / "new" / "ledger.db").exists()
 
 
 def test_a_manifest_is_never_overwritten(bucket, client):
     key = bucket.key("v", "manifest.json")
-    with connected(bucket) as asked:
-        put_new(asked, bucket, key, b"one")
-        put_new(asked, bucket, key, b"one")
+    with s3_client(bucket) as asked:
+        put_if_absent(asked, bucket, key, b"one")
+        put_if_absent(asked, bucket, key, b"one")
         with pytest.raises(BucketError, match="with another content; it was left alone"):
-            put_new(asked, bucket, key, b"two")
+            put_if_absent(asked, bucket, key, b"two")
     assert client.get_object(Bucket=bucket.name, Key=key)["Body"].read() == b"one"
 
 
@@ -108,7 +108,7 @@ def test_a_manifest_cannot_write_elsewhere(bucket, client, tmp_path, name):
     body = {"version": "v", "files": [{"name": n, "bytes": 1, "sha256": "0" * 64} for n in ("ledger.db", name)]}
     client.put_object(Bucket=bucket.name, Key=bucket.key("v", "manifest.json"), Body=json.dumps(body).encode())
     with pytest.raises(BucketError, match="is no file of one"):
-        fetch(bucket, tmp_path)
+        download_snapshot(bucket, tmp_path)
 
 
 def test_from_the_command_line_and_back(books, bucket, tmp_path, caplog):
@@ -133,7 +133,7 @@ def test_from_the_command_line_and_back(books, bucket, tmp_path, caplog):
 
 def test_a_server_that_does_not_answer_is_an_error_in_plain_words(books, keys):
     with pytest.raises(BucketError, match="s3://books-of-ours: Could not connect"):
-        archive(books, Bucket("books-of-ours", endpoint_url=f"http://127.0.0.1:{free_port()}"))
+        upload_snapshot(books, Bucket("books-of-ours", endpoint_url=f"http://127.0.0.1:{free_port()}"))
 
 
 @pytest.mark.parametrize("tries", [1, 2])
@@ -141,16 +141,16 @@ def test_a_server_that_fails_is_asked_no_more_often_than_said(books, bucket, fau
     faulty.fault = lambda method, path: "503"
     away = Bucket(bucket.name, bucket.prefix, faulty.url)
     with pytest.raises(BucketError, match="SlowDown"):
-        archive(books, away, tries=tries)
+        upload_snapshot(books, away, tries=tries)
     assert faulty.seen["503"] == tries
 
 
 def test_a_bucket_that_is_not_there_and_wrong_keys_are_errors(books, s3, keys, monkeypatch):
     with pytest.raises(BucketError, match=r"NoSuchBucket|does not exist"):
-        archive(books, Bucket("not-there", endpoint_url=s3))
+        upload_snapshot(books, Bucket("not-there", endpoint_url=s3))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with pytest.raises(BucketError, match=r"InvalidAccessKeyId|does not exist"):
-        archive(books, Bucket(BUCKET, endpoint_url=s3))
+        upload_snapshot(books, Bucket(BUCKET, endpoint_url=s3))
 
 
 def test_without_credentials_it_says_where_they_are_looked_for(books, monkeypatch, tmp_path):
@@ -160,13 +160,13 @@ def test_without_credentials_it_says_where_they_are_looked_for(books, monkeypatc
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     with pytest.raises(BucketError, match="there are no credentials; give them as boto3 expects them"):
-        archive(books, Bucket("books", endpoint_url="http://127.0.0.1:9", region="us-east-1"))
+        upload_snapshot(books, Bucket("books", endpoint_url="http://127.0.0.1:9", region="us-east-1"))
 
 
 @pytest.mark.parametrize("url", ["books", "https://books", "s3://", "s3://B", "s3://../x"])
 def test_what_is_no_place_in_s3_is_refused(url):
     with pytest.raises(BucketError, match="is no place in S3"):
-        bucket_of(url)
+        parse_s3_url(url)
 
 
 def test_a_sweep_leaves_a_snapshot_and_goes_on_without_one_when_the_server_is_away(bucket, tmp_path, capsys):
@@ -177,11 +177,11 @@ def test_a_sweep_leaves_a_snapshot_and_goes_on_without_one_when_the_server_is_aw
     common += [f"storage.bucket={bucket.name}", f"storage.prefix={bucket.prefix}"]
     away = compose([*common, f"storage.endpoint_url=http://127.0.0.1:{free_port()}", "storage.wait_seconds=0"])
     code = run(away)
-    assert "no snapshot of the ledger was made" in capsys.readouterr().out
+    assert "no snapshot of the ledger was written" in capsys.readouterr().out
     here = compose([*common, f"storage.endpoint_url={bucket.endpoint_url}", "resume=never"])
     assert run(here) == code
     assert "no snapshot" not in capsys.readouterr().out
-    _, copy, _ = fetch(Bucket(bucket.name, here.storage.prefix, bucket.endpoint_url), tmp_path / "back")
+    _, copy, _ = download_snapshot(Bucket(bucket.name, here.storage.prefix, bucket.endpoint_url), tmp_path / "back")
     with Ledger.open(copy, read_only=True) as found:
         assert len({usage.sweep_id for usage in found.usages.find()}) == 2, (
             "what could not be sent came with the next one"

@@ -15,7 +15,7 @@ import pytest
 
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.close.check import run_checks
-from cost.copies.restore import restore
+from cost.copies.restore import restore_ledger
 from cost.ledger.database import Database
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.ledger.sqlite_copy import KEEP, backups_of, copy_sqlite
@@ -109,7 +109,7 @@ def test_a_damaged_ledger_is_left_alone_and_its_backup_is_named(file, damage):
         list(ledger.events.read("s"))
     assert f"python -m cost restore {saved}" in str(caught.value)
     assert content(file) == before
-    aside = restore(saved, file)
+    aside = restore_ledger(saved, file)
     assert aside is not None
     assert content(aside) == before, "the damaged one is set aside"
     with Ledger.open(file) as ledger:
@@ -211,12 +211,12 @@ def test_nothing_is_restored_from_a_file_that_is_no_ledger_or_over_one_in_use(fi
         assert saved is not None
         before = list(ledger.events.read("s"))
         with ledger.transaction(), pytest.raises(StoreError, match="being written to"):
-            restore(saved, file)
+            restore_ledger(saved, file)
         junk = tmp_path / "junk.bak"
         junk.write_text("no ledger" * 1000, encoding="utf-8")
         for wrong, said in ((junk, "no whole ledger"), (tmp_path / "nothing.bak", "there is no file")):
             with pytest.raises(StoreError, match=said):
-                restore(wrong, file)
+                restore_ledger(wrong, file)
         assert list(ledger.events.read("s")) == before
 
 
@@ -226,7 +226,7 @@ def test_a_ledger_is_restored_where_there_is_none(file, tmp_path):
         saved = ledger.backup()
     assert saved is not None
     target = tmp_path / "elsewhere" / "ledger.db"
-    assert restore(saved, target) is None
+    assert restore_ledger(saved, target) is None
     with Ledger.open(target) as ledger:
         assert [e.key for e in ledger.events.read("s")] == ["k"]
 

@@ -17,7 +17,7 @@ from cost.charges.attribution import attribute
 from cost.charges.lease_charge import charge_lease_time, cut_segments
 from cost.charges.metered import MeteredResource
 from cost.cli.main import app
-from cost.clock import NS_PER_SECOND, FakeClock
+from cost.clock import NS_PER_HOUR, NS_PER_SECOND, FakeClock
 from cost.close.check import run_checks
 from cost.close.close_month import close_month
 from cost.ledger.ledger import Ledger
@@ -25,7 +25,7 @@ from cost.ledger.machine_states import StateChange, known_states, load_changes, 
 from cost.money import pico_of
 from cost.periods import instant_ns
 from cost.prices.billing import BillingRule, charge, load_rules, rule_for
-from cost.prices.book import NS_PER_HOUR, PriceBook, PriceRow, pico_per_hour, read_row
+from cost.prices.book import PriceBook, PriceRow, pico_per_hour, read_row
 from cost.records import IntegrityError, Lease, LeaseState, LedgerError, UsageKey
 from cost.reports import focus
 from cost.reports.grouped import ReportScope, grouped_report

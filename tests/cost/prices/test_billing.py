@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.clock import NS_PER_SECOND
+from cost.money import PICO_PER_UNIT
 from cost.periods import instant_ns
 from cost.prices.billing import (
-    NS,
     BillingRule,
     charge,
     load_rules,
@@ -22,7 +23,7 @@ from cost.prices.billing import (
     storage_pico,
     total,
 )
-from cost.prices.book import PICO, MissingPriceError, PriceBook, PriceError, PriceRow, read_row
+from cost.prices.book import MissingPriceError, PriceBook, PriceError, PriceRow, read_row
 
 FOLDER = Path(__file__).parents[3] / "conf" / "pricing"
 RULES = load_rules(FOLDER)
@@ -41,8 +42,8 @@ def seconds_billed(
 ) -> Fraction:
     """Seconds that a charge comes to, at 3.60 an hour (0.001 a second)."""
     row = price_row(purchase=purchase)
-    segments = charge(START, START + round(seconds * NS), rule=rule, prices=(row,), cards=1, ended=ended)  # type: ignore[arg-type]
-    return Fraction(total(segments), PICO // 1000)
+    segments = charge(START, START + round(seconds * NS_PER_SECOND), rule=rule, prices=(row,), cards=1, ended=ended)  # type: ignore[arg-type]
+    return Fraction(total(segments), PICO_PER_UNIT // 1000)
 
 
 GOLDEN = [
@@ -107,7 +108,7 @@ def test_a_spot_price_that_changes_mid_run_is_charged_in_segments_of_instance_ho
     first = price_row("0.20", per="machine_hour", purchase="spot")
     second = price_row("0.37", per="machine_hour", purchase="spot", valid_from="2026-11-01T18:00:00Z")
     rule = rule_for(RULES, "aws", "spot")
-    one = charge(START, START + 10 * HOUR * NS, rule=rule, prices=(first, second), cards=1, ended="user")
+    one = charge(START, START + 10 * HOUR * NS_PER_SECOND, rule=rule, prices=(first, second), cards=1, ended="user")
     assert [s.pico for s in one] == [1_600_000_000_000, 740_000_000_000]
     assert 4 * total(one) == 9_360_000_000_000
 
@@ -116,13 +117,17 @@ def test_a_spot_price_holds_until_its_instance_hour_ends():
     first = price_row("1.00", per="machine_hour", purchase="spot")
     second = price_row("2.00", per="machine_hour", purchase="spot", valid_from="2026-11-01T10:30:00Z")
     rule = rule_for(RULES, "aws", "spot")
-    held = charge(START, START + 90 * 60 * NS, rule=rule, prices=(first, second), cards=1, ended="user")
-    assert [(s.to_ns - s.from_ns) // NS for s in held] == [3600, 1800]
-    assert total(held) == 2 * PICO
+    held = charge(START, START + 90 * 60 * NS_PER_SECOND, rule=rule, prices=(first, second), cards=1, ended="user")
+    assert [(s.to_ns - s.from_ns) // NS_PER_SECOND for s in held] == [3600, 1800]
+    assert total(held) == 2 * PICO_PER_UNIT
     moment = charge(
-        START, START + 90 * 60 * NS, rule=replace(rule, spot_price_rule="moment"), prices=(first, second), cards=1
+        START,
+        START + 90 * 60 * NS_PER_SECOND,
+        rule=replace(rule, spot_price_rule="moment"),
+        prices=(first, second),
+        cards=1,
     )
-    assert total(moment) == PICO // 2 + 2 * PICO
+    assert total(moment) == PICO_PER_UNIT // 2 + 2 * PICO_PER_UNIT
 
 
 @pytest.mark.parametrize(
@@ -136,31 +141,37 @@ def test_partial_spot_hours_are_free_only_when_the_provider_interrupts_in_the_fi
 def test_waived_time_is_still_covered_by_a_segment_so_that_every_card_second_has_a_category():
     rule = rule_for(RULES, "aws", "spot")
     segments = charge(
-        START, START + 600 * NS, rule=rule, prices=(price_row(purchase="spot"),), cards=8, ended="provider"
+        START, START + 600 * NS_PER_SECOND, rule=rule, prices=(price_row(purchase="spot"),), cards=8, ended="provider"
     )
-    assert [(s.from_ns, s.to_ns, s.pico, s.category) for s in segments] == [(START, START + 600 * NS, 0, "machine")]
+    assert [(s.from_ns, s.to_ns, s.pico, s.category) for s in segments] == [
+        (START, START + 600 * NS_PER_SECOND, 0, "machine")
+    ]
 
 
 def test_what_a_rule_adds_is_billing_increment_and_not_machine_time():
     rule = rule_for(RULES, "lambda")
-    machine, increment = charge(START, START + 61 * NS, rule=rule, prices=(price_row(),), cards=8, ended="user")
+    machine, increment = charge(
+        START, START + 61 * NS_PER_SECOND, rule=rule, prices=(price_row(),), cards=8, ended="user"
+    )
     assert (machine.category, increment.category) == ("machine", "billing_increment")
-    assert machine.pico == 61 * 8 * PICO // 1000
-    assert increment.pico == 59 * 8 * PICO // 1000
+    assert machine.pico == 61 * 8 * PICO_PER_UNIT // 1000
+    assert increment.pico == 59 * 8 * PICO_PER_UNIT // 1000
 
 
 def test_own_hardware_costs_watts_times_the_price_of_energy():
     row = price_row("0.1805", per="kwh", purchase="own")
-    segments = charge(START, START + HOUR * NS, rule=rule_for(RULES, "own"), prices=(row,), cards=1, watts=350)
+    segments = charge(
+        START, START + HOUR * NS_PER_SECOND, rule=rule_for(RULES, "own"), prices=(row,), cards=1, watts=350
+    )
     assert total(segments) == 63_175_000_000
 
 
 def test_an_hour_paid_ahead_keeps_the_price_at_which_it_began():
     rows = (price_row("1.00"), price_row("2.00", valid_from="2026-11-01T10:30:00Z"))
     segments = charge(
-        START, START + 70 * 60 * NS, rule=rule_for(RULES, "cn-hourly"), prices=rows, cards=1, ended="user"
+        START, START + 70 * 60 * NS_PER_SECOND, rule=rule_for(RULES, "cn-hourly"), prices=rows, cards=1, ended="user"
     )
-    assert total(segments) == 3 * PICO
+    assert total(segments) == 3 * PICO_PER_UNIT
 
 
 def test_a_lease_that_ends_before_it_starts_is_an_error():
@@ -171,13 +182,15 @@ def test_a_lease_that_ends_before_it_starts_is_an_error():
 def test_a_moment_without_a_price_is_an_error_that_names_sku_and_command():
     rows = (price_row(valid_to="2026-11-01T10:30:00Z"),)
     with pytest.raises(MissingPriceError, match=r"SKU 'sku'.*2026-11-01T10:30:00Z.*python -m cost prices add sku"):
-        charge(START, START + HOUR * NS, rule=RULES[0], prices=rows, cards=1)
+        charge(START, START + HOUR * NS_PER_SECOND, rule=RULES[0], prices=rows, cards=1)
 
 
 def test_an_increment_after_the_last_price_is_charged_at_the_last_price():
     rows = (price_row(valid_to="2026-11-01T10:00:30Z"),)
-    segments = charge(START, START + 30 * NS, rule=rule_for(RULES, "aws"), prices=rows, cards=1, ended="user")
-    assert total(segments) == 60 * PICO // 1000
+    segments = charge(
+        START, START + 30 * NS_PER_SECOND, rule=rule_for(RULES, "aws"), prices=rows, cards=1, ended="user"
+    )
+    assert total(segments) == 60 * PICO_PER_UNIT // 1000
 
 
 def test_prices_in_two_currencies_make_no_charge():
@@ -199,18 +212,18 @@ def test_storage_is_prorated_over_the_length_of_each_calendar_month():
     row = price_row("0.30", per="gib_month")
     rule = rule_for(RULES, "runpod")
     november = instant_ns("2026-11-01"), instant_ns("2026-12-01")
-    assert storage_pico(*november, row=row, gib=100, rule=rule) == 30 * PICO
+    assert storage_pico(*november, row=row, gib=100, rule=rule) == 30 * PICO_PER_UNIT
     day = storage_pico(november[0], instant_ns("2026-11-02"), row=row, gib=100, rule=rule)
-    assert day == PICO
+    assert day == PICO_PER_UNIT
     both = storage_pico(instant_ns("2026-11-30"), instant_ns("2026-12-02"), row=row, gib=100, rule=rule)
-    assert both == PICO + Fraction(30 * PICO, 31).__floor__()
+    assert both == PICO_PER_UNIT + Fraction(30 * PICO_PER_UNIT, 31).__floor__()
 
 
 def test_daily_storage_counts_every_day_that_is_touched():
     row = price_row("0.30", per="gib_month")
     rule = rule_for(RULES, "cn-hourly")
     a, b = instant_ns("2026-11-01T23:00:00Z"), instant_ns("2026-11-02T01:00:00Z")
-    assert storage_pico(a, b, row=row, gib=100, rule=rule) == 2 * PICO
+    assert storage_pico(a, b, row=row, gib=100, rule=rule) == 2 * PICO_PER_UNIT
 
 
 def test_a_quantity_costs_its_price_times_the_quantity():
@@ -235,7 +248,7 @@ rules = st.builds(
     source=st.just("s"),
     day_read=st.just("2026-11-29"),
 )
-durations = st.integers(0, 30 * HOUR * NS)
+durations = st.integers(0, 30 * HOUR * NS_PER_SECOND)
 endings = st.sampled_from(["user", "provider", None])
 
 
@@ -250,7 +263,7 @@ def price_series(draw, purchase: str = "spot") -> tuple[PriceRow, ...]:
     return tuple(rows)
 
 
-@given(rules, price_series(), durations, st.integers(0, 20 * HOUR * NS), endings, st.integers(1, 8))
+@given(rules, price_series(), durations, st.integers(0, 20 * HOUR * NS_PER_SECOND), endings, st.integers(1, 8))
 def test_a_charge_never_falls_as_time_goes_on(rule, prices, first, more, ended, cards):
     a = charge(START, START + first, rule=rule, prices=prices, cards=cards, ended=ended)
     b = charge(START, START + first + more, rule=rule, prices=prices, cards=cards, ended=ended)
@@ -267,7 +280,13 @@ def test_segments_cover_the_lease_without_gap_and_sum_to_the_floored_exact_total
         assert s.from_ns == at
         assert s.pico >= 0
         at = s.to_ns
-        exact += Fraction(by_hash[s.price_hash].price) * PICO * cards * (s.to_ns - s.from_ns) / (HOUR * NS)
+        exact += (
+            Fraction(by_hash[s.price_hash].price)
+            * PICO_PER_UNIT
+            * cards
+            * (s.to_ns - s.from_ns)
+            / (HOUR * NS_PER_SECOND)
+        )
     assert at >= START + held
     assert all(s.to_ns <= START + held for s in segments if s.category == "machine")
     assert total(segments) in (0, exact.__floor__())
@@ -277,15 +296,15 @@ def test_segments_cover_the_lease_without_gap_and_sum_to_the_floored_exact_total
 def test_past_segments_do_not_change_as_a_lease_goes_on(prices, held, more, cards):
     rule = rule_for(RULES, "own")
     rule = replace(rule, spot_price_rule="moment")
-    before = charge(START, START + held // NS * NS, rule=rule, prices=prices, cards=cards)
-    after = charge(START, START + held // NS * NS + more, rule=rule, prices=prices, cards=cards)
+    before = charge(START, START + held // NS_PER_SECOND * NS_PER_SECOND, rule=rule, prices=prices, cards=cards)
+    after = charge(START, START + held // NS_PER_SECOND * NS_PER_SECOND + more, rule=rule, prices=prices, cards=cards)
     assert before[:-1] == after[: max(0, len(before) - 1)]
 
 
 @given(price_series(), st.integers(1, 20 * HOUR), st.integers(1, 20 * HOUR), st.integers(1, 8))
 def test_a_charge_is_additive_over_any_split_to_within_the_one_rounding(prices, first, second, cards):
     rule = replace(rule_for(RULES, "own"), spot_price_rule="moment")
-    cut, end = START + first * NS, START + (first + second) * NS
+    cut, end = START + first * NS_PER_SECOND, START + (first + second) * NS_PER_SECOND
     whole = total(charge(START, end, rule=rule, prices=prices, cards=cards))
     parts = total(charge(START, cut, rule=rule, prices=prices, cards=cards))
     parts += total(charge(cut, end, rule=rule, prices=prices, cards=cards))
@@ -294,7 +313,7 @@ def test_a_charge_is_additive_over_any_split_to_within_the_one_rounding(prices, 
 
 @given(st.integers(1, 10**6), st.decimals("0.0001", "99", places=4), st.decimals("0.0001", "99", places=4))
 def test_at_a_price_change_both_sides_are_charged_to_the_nanosecond(minutes, low, high):
-    change = START + (minutes % 1200 + 1) * 60 * NS
+    change = START + (minutes % 1200 + 1) * 60 * NS_PER_SECOND
     text = f"2026-11-{1 + (600 + minutes % 1200 + 1) // 1440:02d}T"
     text += f"{(600 + minutes % 1200 + 1) // 60 % 24:02d}:{(minutes % 1200 + 1) % 60:02d}:00Z"
     rows = (price_row(str(low)), price_row(str(high), valid_from=text))

@@ -10,7 +10,7 @@ import pytest
 
 from cost.prices.billing import load_rules
 from cost.prices.book import PriceBook, PriceRow, parse_price, read_row
-from cost.prices.lint import Finding, lint
+from cost.prices.lint import PriceFinding, lint
 
 CONF = Path(__file__).parents[3] / "conf"
 TODAY = date(2026, 11, 29)
@@ -22,7 +22,7 @@ def priced(sku: str = "a", price: str = "1", **changes: object) -> PriceRow:
     return read_row(raw | changes, "test")
 
 
-def findings(*rows: PriceRow, **options) -> list[Finding]:
+def findings(*rows: PriceRow, **options) -> list[PriceFinding]:
     return lint(PriceBook(rows), today=TODAY, **options)
 
 

@@ -23,10 +23,10 @@ from cost.charges.metered import MeteredResource
 from cost.clock import NS_PER_SECOND, FakeClock
 from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import StateChange, set_state
-from cost.money import Money
+from cost.money import PICO_PER_UNIT, Money
 from cost.periods import instant_ns
 from cost.prices.billing import BillingRule
-from cost.prices.book import PICO, MissingPriceError, PriceBook, PriceRow, read_row
+from cost.prices.book import MissingPriceError, PriceBook, PriceRow, read_row
 from cost.records import Correction, Lease, UsageKey
 from cost.reports import focus
 from tests.cost.reports.focus_rules import RULES as RULES_1_2
@@ -109,7 +109,9 @@ def full(books) -> Attribution:
     books.trial("L1", "t2", 2.5, cards=3)
     books.clock.advance_seconds(33)
     books.ledger.leases.close("L1", "done")
-    books.ledger.corrections.add(Correction("c1", "L1", "credit", -PICO, "USD", START + NS_PER_SECOND, "credit note"))
+    books.ledger.corrections.add(
+        Correction("c1", "L1", "credit", -PICO_PER_UNIT, "USD", START + NS_PER_SECOND, "credit note")
+    )
     books.ledger.corrections.add(Correction("c2", "L1", "rollout", 7, "USD", START, "rounding", "s1", "t1", 1))
     books.lease("L2", "spotted", purchase="spot", resource_id="i-0abc")
     books.trial("L2", "t1", 1)
@@ -217,9 +219,9 @@ def test_of_a_commitment_the_effective_cost_of_its_use_is_what_was_billed_for_it
 
 def test_the_effective_cost_sums_to_the_ledger_exactly_and_own_hardware_is_billed_nothing(full):
     rows = list(focus.rows(full))
-    assert total(rows, "EffectiveCost") * PICO == sum(line.pico for line in full.lines)
+    assert total(rows, "EffectiveCost") * PICO_PER_UNIT == sum(line.pico for line in full.lines)
     billed = sum(line.pico for line in full.lines if not line.imputed)
-    assert total(rows, "BilledCost") * PICO == billed
+    assert total(rows, "BilledCost") * PICO_PER_UNIT == billed
     own = [r for r in rows if r["x_LeaseId"] == "L3"]
     assert {r["BilledCost"] for r in own} == {"0"}
     assert total(own, "EffectiveCost") == Decimal("0.350") * Decimal("0.5") * Decimal("0.1805")

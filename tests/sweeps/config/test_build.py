@@ -10,7 +10,7 @@ import pytest
 
 from cost.clock import SystemClock
 from cost.money import Money
-from cost.prices.book import PURCHASE, PriceBook
+from cost.prices.book import PURCHASE_OPTIONS, PriceBook
 from rl.codec import from_json
 from sweeps.config.build import canonical, compose
 from sweeps.config.overrides import CONF_DIR, options
@@ -76,7 +76,10 @@ def test_every_machine_has_a_price_in_force(machine: str) -> None:
 
 
 def test_the_purchase_options_of_a_machine_are_those_of_the_price_book() -> None:
-    assert typing.get_args(typing.get_type_hints(MachineConfig)["purchase"]) == (PURCHASE[-1], *PURCHASE[:-1])
+    assert typing.get_args(typing.get_type_hints(MachineConfig)["purchase"]) == (
+        PURCHASE_OPTIONS[-1],
+        *PURCHASE_OPTIONS[:-1],
+    )
 
 
 def test_the_own_machine_is_the_default_except_for_the_stage_on_many_cards() -> None:

@@ -153,7 +153,7 @@ def test_it_does_nothing_after_an_end_in_order_whose_machine_was_kept_for_a_reas
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, lease_id = begin(tmp_path, ledger)
         journal.append(DriverEnded(DriverEnd.DONE))
-        release_requests.note_kept(ledger, lease_id, "something lies on it only")
+        release_requests.record_kept(ledger, lease_id, "something lies on it only")
         assert watched(tmp_path, Time())[-1] == "the sweep has ended in order: nothing to do"
     assert not (tmp_path / "gone").exists()
 

@@ -9,7 +9,7 @@ import pytest
 
 from cost.money import Money
 from cost.prices.book import PriceBook
-from cost.records import FORECASTS
+from cost.records import FORECAST_LABELS
 from cost.reports.by_trial import sweep_report
 from sweeps.config.build import compose
 from sweeps.driver.driver import run
@@ -114,7 +114,7 @@ def test_a_trial_is_forecast_from_measured_steps_and_the_report_has_the_forecast
     second.ledger.leases.detach("lease-1", "smoke-test-1", "done")
     report = sweep_report(second.ledger, PriceBook(()), "smoke-test-1", second.clock.utc)
     for trial in report.trials:
-        p50, p90 = (Money.parse(trial.labels[name]) for name in FORECASTS)
+        p50, p90 = (Money.parse(trial.labels[name]) for name in FORECAST_LABELS)
         assert Money.parse("0 USD") < p50 < p90
         assert forecast[trial.trial_id].items() <= trial.labels.items()
     # The simulated machine's steps vary little: the forecast is near what the same trials took.

@@ -11,7 +11,7 @@ import pytest
 
 from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
-from cost.records import DIED, IntegrityError, NewEvent
+from cost.records import LOST_WORK_OUTCOMES, IntegrityError, NewEvent
 from rl.spec import CheckpointWritten, Started
 from sweeps.journal.event_codec import encode, messages_in
 from sweeps.journal.events import AttemptOutcome, MessagesReported, OperatorRequest, TrialSummarised, WarningIssued
@@ -171,7 +171,7 @@ def test_work_after_the_last_checkpoint_is_known_to_the_nanosecond(tmp_path):
 
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.simulated.preempt_at_step=15").run()
     with sweep.ledger.read() as connection:
-        after = queries.phase_totals_after_checkpoint(connection, sorted(DIED))
+        after = queries.phase_totals_after_checkpoint(connection, sorted(LOST_WORK_OUTCOMES))
         totals = queries.phase_totals(connection)
         usages = queries.usages(connection)
     said = [w for e in sweep_events(sweep.ledger, SWEEP) for w in messages_in(e)]

@@ -116,7 +116,7 @@ def test_a_machine_that_another_sweep_is_releasing_is_refused(tmp_path):
             event.at_ns for event in opened.events.read(release_requests.STREAM)
         )  # by the sweep's clock, which ran ahead
     with Ledger.open(ledger, FakeClock(utc=last_ns + 1)) as opened:
-        release_requests.note_requested(opened, state.lease.lease_id, "down")
+        release_requests.record_requested(opened, state.lease.lease_id, "down")
     again = configuration(tmp_path, "resume=never")
     with (
         sweep_lock(ledger, state.sweeps[0]),

@@ -52,7 +52,7 @@ def test_a_successful_command_releases_the_machine_and_closes_the_lease_as_relea
     state = ledger.leases.get(lease_id)
     assert state.to_ns is not None
     assert state.released
-    assert release_requests.unconfirmed(ledger) == {}
+    assert release_requests.unconfirmed_releases(ledger) == {}
 
 
 def test_the_ledger_can_be_copied_after_the_request_and_before_the_command(leased, tmp_path):
@@ -60,7 +60,7 @@ def test_the_ledger_can_be_copied_after_the_request_and_before_the_command(lease
     seen = []
 
     def keep_snapshot():
-        seen.append((release_requests.unconfirmed(ledger), (tmp_path / "gone").exists()))
+        seen.append((release_requests.unconfirmed_releases(ledger), (tmp_path / "gone").exists()))
 
     release.release(machine(down=f"touch {tmp_path}/gone"), ledger, lease_id, "s1", [], before_stop=keep_snapshot)
     assert len(seen) == 1
@@ -84,16 +84,16 @@ def test_an_unconfirmed_release_stays_visible_until_the_lease_is_closed_by_hand(
     assert "RELEASE_UNCONFIRMED" in module(tmp_path, "sweeps", "status", "--root", str(tmp_path)).stdout
     assert "RELEASE_UNCONFIRMED" in module(tmp_path, "cost", "report", "--root", str(tmp_path)).stdout
     ledger.leases.close(lease_id, "by hand", released=True)
-    assert release_requests.unconfirmed(ledger) == {}
+    assert release_requests.unconfirmed_releases(ledger) == {}
 
 
 def test_attaching_to_a_machine_ends_its_unconfirmed_release(leased):
     ledger, lease_id = leased
     release.release(machine(down="false"), ledger, lease_id, "s1", [])
-    assert list(release_requests.unconfirmed(ledger)) == [lease_id]
+    assert list(release_requests.unconfirmed_releases(ledger)) == [lease_id]
     cfg = compose(["+stage=smoke"])
     assert attach_to_machine(cfg, ledger, "s1", find_price(cfg)) == lease_id
-    assert release_requests.unconfirmed(ledger) == {}
+    assert release_requests.unconfirmed_releases(ledger) == {}
 
 
 def test_what_lies_on_the_machine_only_keeps_it_unless_text_otherwise_or_its_disk_stays(leased, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.copies.s3 import BucketError, connected, sizes_below
+from cost.copies.s3 import BucketError, object_sizes, s3_client
 from sweeps.storage import s3_checkpoints
 from sweeps.storage.s3_checkpoints import CheckpointId, IncompleteCheckpointError, Place, Retention
 
@@ -38,7 +38,7 @@ def place(bucket) -> Place:
 
 @pytest.fixture
 def opened(bucket):
-    with connected(bucket) as client:
+    with s3_client(bucket) as client:
         yield client
 
 
@@ -64,14 +64,14 @@ def test_the_manifest_is_uploaded_last_and_deleted_first(faulty, bucket, client,
     order: list[tuple[str, str]] = []
     faulty.before = lambda method, path: order.append((method, path.partition("?")[0].rpartition("/")[2]))
     folder = a_checkpoint(tmp_path, "step-000010-01")
-    with connected(there.bucket) as asked:
+    with s3_client(there.bucket) as asked:
         s3_checkpoints.save(asked, there, "t1", at(1, 12, 10), folder)
         s3_checkpoints.delete(asked, there, "t1", at(1, 12, 10))
     written = [name for method, name in order if method == "PUT"]
     deleted = [name for method, name in order if method == "DELETE"]
     assert written[-1] == deleted[0] == "manifest.json"
     assert sorted(written) == sorted(deleted) == ["0.distcp", "complete.json", "manifest.json", "model.safetensors"]
-    assert sizes_below(client, bucket, "sweeps") == {}
+    assert object_sizes(client, bucket, "sweeps") == {}
 
 
 def test_without_a_manifest_there_is_no_checkpoint(opened, client, place, tmp_path):
@@ -127,7 +127,7 @@ def test_a_checkpoint_pruned_during_the_upload_arrives_complete(faulty, bucket, 
         shutil.rmtree(folder, ignore_errors=True)
 
     faulty.before = prune
-    with connected(there.bucket) as client:
+    with s3_client(there.bucket) as client:
         s3_checkpoints.save(client, there, "t1", at(1, 12, 10), folder)
         (_, back), _ = fetched(client, there, tmp_path / "other")
     assert files_of(back) == was
@@ -140,7 +140,7 @@ def test_a_checkpoint_pruned_before_the_upload_is_not_uploaded(opened, client, p
         (folder / name).unlink()
     with pytest.raises(FileNotFoundError):
         s3_checkpoints.save(opened, place, "t1", at(1, 12, 10), folder)
-    assert sizes_below(client, place.bucket, "sweeps") == {}
+    assert object_sizes(client, place.bucket, "sweeps") == {}
 
 
 def test_busy_responses_and_broken_connections_are_retried(faulty, bucket, keys, tmp_path):
@@ -148,7 +148,7 @@ def test_busy_responses_and_broken_connections_are_retried(faulty, bucket, keys,
     folder = a_checkpoint(tmp_path, "step-000010-01")
     once_each = {"503", "dropped"}
     faulty.fault = lambda method, path: once_each.pop() if method == "PUT" and once_each else None
-    with connected(there.bucket, 5) as client:
+    with s3_client(there.bucket, 5) as client:
         s3_checkpoints.save(client, there, "t1", at(1, 12, 10), folder)
         short_once = ["truncated"]
         faulty.fault = lambda method, path: (
@@ -165,7 +165,7 @@ def test_a_server_that_truncates_every_response_is_an_error(faulty, bucket, keys
     folder = a_checkpoint(tmp_path, "step-000010-01")
 
     def there_and_back() -> None:
-        with connected(there.bucket) as client:
+        with s3_client(there.bucket) as client:
             s3_checkpoints.save(client, there, "t1", at(1, 12, 10), folder)
             fetched(client, there, tmp_path / "other")
 

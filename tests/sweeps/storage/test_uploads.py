@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cost.copies.s3 import Bucket, connected
+from cost.copies.s3 import Bucket, s3_client
 from cost.ledger.ledger import Ledger
 from sweeps.config.build import compose
 from sweeps.config.types import ConfigError, SweepConfig
@@ -62,7 +62,7 @@ def the_sweep(database: str | Path) -> tuple[str, SweepRecord]:
 
 
 def in_bucket(bucket: Bucket, sweep_id: str) -> dict[str, set[CheckpointId]]:
-    with connected(bucket) as client:
+    with s3_client(bucket) as client:
         return stored(client, Place(bucket, sweep_id))[0]
 
 
@@ -236,7 +236,7 @@ def test_a_resume_without_an_answer_from_the_bucket_fails_before_anything_is_bil
     gone = config(
         Path(interrupted.paths.root), bucket, f"storage.database_url='{postgres}'", endpoint="http://127.0.0.1:9"
     )
-    with pytest.raises(ConfigError, match="try again once it answers"):
+    with pytest.raises(ConfigError, match="try again when the bucket answers"):
         run(gone)
     with Ledger.open(postgres, create=False, read_only=True) as ledger:
         assert ledger.leases.find() == leases
