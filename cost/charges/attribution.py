@@ -146,7 +146,7 @@ def attribute(
         lease = history.state.lease
         charge, rows = charge_lease(history.state, book, rules, now_ns, inputs)
         spans = invoiced.get(lease.lease_id, ())
-        alternatives = AlternativePrices(lease, rows, book)
+        alternatives = AlternativePrices(lease, rows, book, committed=lease.lease_id in inputs.commitment_usage.covered)
         edges = sorted({*cuts, *(edge for span in spans for edge in span), *alternatives.change_times})
         segments = cut_segments(charge, edges, pico_per_ns_of(lease, rows))
         charged = _ChargedSegments(

@@ -46,13 +46,16 @@ class PriceKindAmounts:
 
 
 class AlternativePrices:
-    """The other kinds of price for what one lease was charged. `rows`: the charged price rows by hash."""
+    """The other kinds of price for what one lease was charged.
 
-    def __init__(self, lease: Lease, rows: Mapping[str, PriceRow], book: PriceBook) -> None:
+    `rows`: the charged price rows by hash. `committed`: whether a commitment covers a part of the lease.
+    """
+
+    def __init__(self, lease: Lease, rows: Mapping[str, PriceRow], book: PriceBook, *, committed: bool = False) -> None:
         self._lease, self._rows = lease, rows
         self._series = {digest: self._other_kinds(row, book) for digest, row in rows.items()}
         # Time that a commitment covers is compared with the price of the machine without the commitment.
-        self._series_without_commitment = self._uncommitted_prices(book)
+        self._series_without_commitment = self._uncommitted_prices(book) if committed else ((), (), ())
 
     @property
     def change_times(self) -> set[int]:
