@@ -1,0 +1,1 @@
+"""Reads a GRPO run: named findings with evidence, cause and remedy. Start with `diagnose.diagnose`."""
