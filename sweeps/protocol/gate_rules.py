@@ -122,100 +122,157 @@ class RuleProgress:
     """One rule on one trial, row by row. Rows after a restore that repeat a step are not added again."""
 
     rule: Rule
-    result: RuleResult = field(init=False)
-    """After the last row so far."""
+    failed: bool = False
+    """Whether the rule fails after the last row so far."""
     stopped_at: int | None = None
     """The step at which the rule failed for the first time, whatever came later."""
-    _window: RollingWindow = field(init=False)
+    failed_since: int | None = None
+    """The first step of the window with which the present run of failures began."""
+    _rolling: RollingWindow = field(init=False)
     _noise: RunningNoise = field(init=False, default_factory=RunningNoise)
-    _first: tuple[float, Window] | None = None
-    _best: tuple[float, Window] | None = None
+    _first: _Own | None = None
+    _best: _Own | None = None
+    _now: _Own | None = None
     _smallest: float = math.inf
-    _seen: int = 0
+    _rows: int = 0
 
     def __post_init__(self) -> None:
-        self._window = RollingWindow(self.rule.window_steps or 0, self.rule.window_completions)
-        self.result = self._not_judged("no row so far")
+        self._rolling = RollingWindow(self.rule.window_steps or 0, self.rule.window_completions)
 
-    def add(self, row: Row) -> RuleResult:
-        """The result after this row."""
+    def add(self, row: Row) -> bool:
+        """Takes the next row. Returns whether the rule fails after it."""
         rule = self.rule
         if row.step <= rule.after_step:
-            return self.result
-        self._seen += 1
+            return False
+        self._rows += 1
         value = row.value(rule.curve)
         if value is None:
-            if self._window_is_empty:
-                self.result = self._not_judged(f"{rule.curve} is missing in all {self._seen} rows")
-            return self.result
+            return self.failed
         self._noise.add(value)
         self._smallest = min(self._smallest, value)
-        window = self._window.add(row.step, row.steps, row.completions, value)
+        window = self._rolling.add(row.step, row.steps, row.completions, value)
         if window is None:
-            self.result = self._not_judged(f"{rule.curve} covers {self._window.coverage}")
-            return self.result
-        self.result = self._judge(window)
-        if self.result.outcome == "failed" and self.stopped_at is None:
-            self.stopped_at = row.step
-        return self.result
+            return False
+        self._now = now = _Own(aggregate(window, rule.aggregate, rule.where), window)
+        self._first = self._first or now
+        if self._best is None or (
+            now.value > self._best.value if rule.direction == "below" else now.value < self._best.value
+        ):
+            self._best = now
+        failed = self._compare(now).failed is True
+        if failed:
+            self.stopped_at = row.step if self.stopped_at is None else self.stopped_at
+            self.failed_since = self.failed_since if self.failed else window.first_step
+        else:
+            self.failed_since = None
+        self.failed = failed
+        return failed
 
     @property
-    def _window_is_empty(self) -> bool:
-        return self._smallest == math.inf
-
-    def _judge(self, window: Window) -> RuleResult:
-        rule, limit = self.rule, self.rule.limit
-        value = aggregate(window, rule.aggregate, rule.where)
-        here = (value, window)
-        self._first = self._first or here
-        if self._best is None or ((value > self._best[0]) == (rule.direction == "below") and value != self._best[0]):
-            self._best = here
-        what = f"{rule.aggregate} of {rule.curve} over steps {window.first_step} to {window.last_step} is {value:.4g}"
-        if isinstance(limit, Constant):
-            return self._compared(window, value, limit.value, f"{what}, limit {limit.value:g}")
-        own_value, own = self._best if limit.window == "best" else self._first
-        own_text = f"{limit.window} window (steps {own.first_step} to {own.last_step}) {own_value:.4g}"
-        distance = in_noise(value - own_value, self._noise.value, window, own)
-        if isinstance(limit, NoiseFromOwn):
-            if distance is None:
-                return self._not_judged(f"too few rows to measure the noise of {rule.curve}")
-            sign = -1.0 if rule.direction == "below" else 1.0
-            far = sign * distance
-            text = f"{what}, {far:.1f} noise {rule.direction} the {own_text}, limit {limit.noise:g} noise"
-            return self._result("failed" if far > limit.noise else "passed", text, window, value, own_value)
-        if self._smallest < 0.0:
-            return self._not_judged(
-                f"{rule.curve} has negative values (down to {self._smallest:.4g}), so a ratio has no meaning; compare "
-                "in noise instead"
-            )
-        if own_value <= 0.0:
-            return self._not_judged(f"the {own_text} is not positive, so there is no ratio to it")
-        text = f"{what}, {value / own_value:.3g} times the {own_text}, limit {limit.factor:g} times"
-        if not limit.noise:
-            return self._compared(window, value, limit.factor * own_value, text)
-        if distance is None:
-            return self._not_judged(f"too few rows to measure the noise of {rule.curve}")
-        if abs(distance) < limit.noise:
-            text = f"{text}; within the noise ({abs(distance):.1f} of {limit.noise:g} noise)"
-            return self._result("passed", text, window, value, limit.factor * own_value)
-        return self._compared(window, value, limit.factor * own_value, f"{text}; {abs(distance):.1f} noise away")
-
-    def _compared(self, window: Window, value: float, limit: float, text: str) -> RuleResult:
-        failed = value < limit if self.rule.direction == "below" else value > limit
-        return self._result("failed" if failed else "passed", text, window, value, limit)
-
-    def _result(
-        self, outcome: Literal["passed", "failed"], text: str, window: Window, value: float, limit: float
-    ) -> RuleResult:
-        since = None
-        if outcome == "failed":
-            since = self.result.failed_since if self.result.outcome == "failed" else window.first_step
+    def result(self) -> RuleResult:
+        """What the rule found after the last row so far, with its numbers."""
         rule = self.rule
-        first, last = window.first_step, window.last_step
-        return RuleResult(rule.name, rule.severity, outcome, text, value, limit, first, last, since)
+        if self._now is None:
+            return RuleResult(rule.name, rule.severity, "not judged", self._why_no_window())
+        compared = self._compare(self._now)
+        if compared.failed is None:
+            return RuleResult(rule.name, rule.severity, "not judged", self._text(compared))
+        window = self._now.window
+        return RuleResult(
+            rule.name,
+            rule.severity,
+            "failed" if compared.failed else "passed",
+            self._text(compared),
+            self._now.value,
+            compared.limit,
+            window.first_step,
+            window.last_step,
+            self.failed_since,
+        )
 
-    def _not_judged(self, why: str) -> RuleResult:
-        return RuleResult(self.rule.name, self.rule.severity, "not judged", why)
+    def _why_no_window(self) -> str:
+        if not self._rows:
+            after = f" after step {self.rule.after_step}" if self.rule.after_step else ""
+            return f"no row{after} so far"
+        if self._smallest == math.inf:
+            return f"{self.rule.curve} is missing in all {self._rows} rows"
+        return f"{self.rule.curve} covers {self._rolling.coverage}"
+
+    def _own(self, window: Literal["best", "first"]) -> _Own:
+        own = self._best if window == "best" else self._first
+        assert own is not None  # set with the first window
+        return own
+
+    def _compare(self, now: _Own) -> _Compared:
+        limit = self.rule.limit
+        if isinstance(limit, Constant):
+            return _Compared(self._beyond(now.value, limit.value), limit.value)
+        own = self._own(limit.window)
+        away = in_noise(now.value - own.value, self._noise.value, now.window, own.window)
+        if isinstance(limit, NoiseFromOwn):
+            if away is None:
+                return _Compared(None, problem=_NO_NOISE)
+            far = -away if self.rule.direction == "below" else away
+            return _Compared(far > limit.noise, own.value, away)
+        if self._smallest < 0.0:
+            return _Compared(None, problem="negative")
+        if own.value <= 0.0:
+            return _Compared(None, problem="zero")
+        if limit.noise and away is None:
+            return _Compared(None, problem=_NO_NOISE)
+        clear = away is None or abs(away) >= limit.noise
+        return _Compared(clear and self._beyond(now.value, limit.factor * own.value), limit.factor * own.value, away)
+
+    def _beyond(self, value: float, limit: float) -> bool:
+        return value < limit if self.rule.direction == "below" else value > limit
+
+    def _text(self, compared: _Compared) -> str:
+        rule, limit, now = self.rule, self.rule.limit, self._now
+        assert now is not None
+        window = now.window
+        what = (
+            f"{rule.aggregate} of {rule.curve} over steps {window.first_step} to {window.last_step} is {now.value:.4g}"
+        )
+        if isinstance(limit, Constant):
+            return f"{what}, limit {limit.value:g}"
+        own = self._own(limit.window)
+        own_text = f"{limit.window} window (steps {own.window.first_step} to {own.window.last_step}) {own.value:.4g}"
+        match compared.problem:
+            case "negative":
+                return (
+                    f"{rule.curve} has negative values (down to {self._smallest:.4g}), so a ratio has no meaning; "
+                    "compare in noise instead"
+                )
+            case "zero":
+                return f"the {own_text} is not positive, so there is no ratio to it"
+            case "no noise":
+                return f"too few rows to measure the noise of {rule.curve}"
+        away = compared.away or 0.0
+        if isinstance(limit, NoiseFromOwn):
+            return f"{what}, {away:+.1f} noise from the {own_text}, limit {limit.noise:g} noise {rule.direction}"
+        text = f"{what}, {now.value / own.value:.3g} times the {own_text}, limit {limit.factor:g} times"
+        return f"{text}; {abs(away):.1f} noise away, at least {limit.noise:g} needed" if limit.noise else text
+
+
+_NO_NOISE = "no noise"
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The aggregate of a window of the trial."""
+
+    value: float
+    window: Window
+
+
+@dataclass(frozen=True)
+class _Compared:
+    failed: bool | None
+    """None: cannot be judged, for the reason in `problem`."""
+    limit: float | None = None
+    away: float | None = None
+    """From the trial's own window, in noise."""
+    problem: str = ""
 
 
 def aggregate(window: Window, name: Aggregate, where: tuple[Direction, float] | None = None) -> float:
@@ -257,8 +314,8 @@ def first_stop(rules: Sequence[Rule], run: RunCurves) -> RuleResult | None:
     running = [RuleProgress(rule) for rule in rules if rule.severity is Severity.STOP]
     for row in run.rows():
         for progress in running:
-            if (result := progress.add(row)).outcome == "failed":
-                return result
+            if progress.add(row):
+                return progress.result
     return None
 
 

@@ -201,6 +201,7 @@ class RunCurves:
 
     def head(self, rows: int) -> RunCurves:
         """The run as it was after this many rows."""
+        rows = min(rows, len(self.steps))
         last = self.steps[rows - 1] if rows else 0
         return replace(
             self,

@@ -10,6 +10,7 @@ jump changes it by a share of the jump.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -219,6 +220,10 @@ class Change:
 def change(run: RunCurves, curve: str, steps: int, completions: int = 0) -> Change | None:
     """First against last part of a run: a fifth of its steps each, or one window where that is longer.
 
+    The error is the larger of two: that of independent rows, and that of tenths of the run (from the differences of
+    neighbouring tenths), which counts noise that lasts for many rows. A steady rise over the whole run is about 10
+    errors by the second measure.
+
     None: the run is too short for two parts that do not overlap, or has too few rows to measure its noise.
     """
     covered = sum(s for s, v in zip(run.row_steps(), run.values(curve), strict=True) if v is not None)
@@ -226,5 +231,24 @@ def change(run: RunCurves, curve: str, steps: int, completions: int = 0) -> Chan
     first, last = first_window(run, curve, part, completions), last_window(run, curve, part, completions)
     if first is None or last is None or first.last_step >= last.first_step:
         return None
-    units = in_noise(last.mean - first.mean, noise_of(run.known(curve)), first, last)
-    return None if units is None else Change(first, last, units)
+    values = run.known(curve)
+    rows = noise_of(values)
+    if rows is None:
+        return None
+    tenths = _tenths(values)
+    error = max(
+        rows * math.sqrt(1.0 / first.rows + 1.0 / last.rows),
+        (noise_of(tenths) or 0.0) * math.sqrt(len(values) / 10.0 * (1.0 / first.rows + 1.0 / last.rows)),
+    )
+    difference = last.mean - first.mean
+    if error == 0.0:
+        return Change(first, last, math.copysign(math.inf, difference) if difference else 0.0)
+    return Change(first, last, difference / error)
+
+
+def _tenths(values: Sequence[float]) -> list[float]:
+    """Means of ten equal parts; empty where a part would have fewer than two rows."""
+    if len(values) < 20:
+        return []
+    edges = [round(i * len(values) / 10) for i in range(11)]
+    return [statistics.fmean(values[a:b]) for a, b in itertools.pairwise(edges)]

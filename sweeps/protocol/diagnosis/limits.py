@@ -74,6 +74,10 @@ class Limits:
     """Times the first window's staleness."""
     evaluation_resolution: float = 0.1
     """Accuracy. An evaluation that cannot see a difference of this size is too small."""
+    evaluation_clear: float = 2.5
+    """Standard errors. The largest of several differences between evaluations counts from here on."""
+    evaluation_hint: float = 1.0
+    """Standard errors. With such a rise of the evaluation a flat training reward is no proof of a lack of learning."""
     evaluation_gap: float = 0.15
     """Accuracy in training minus accuracy in the evaluation."""
     phase_share: float = 0.8

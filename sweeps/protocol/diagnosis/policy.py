@@ -248,19 +248,19 @@ def limit_too_short(r: Reading) -> Result:
     limit = r.run.facts.max_completion_tokens
     first, last = r.first("truncated_frac"), r.last("truncated_frac")
     if first is not None and last is not None:
-        whole = statistics.median(r.run.known("truncated_frac"))
+        whole = statistics.fmean(r.run.known("truncated_frac"))
         if min(first.mean, last.mean, whole) < r.limits.cut_share:
             return None
-        text = f"{whole:.0%} of completions (median over the run) are cut at the limit, from the first window on"
+        text = f"{whole:.0%} of completions (mean over the run) are cut at the limit, from the first window on"
         evidence = (r.evidence("truncated_frac", text, first.first_step),)
     else:
         first, last = r.first("response_length"), r.last("response_length")
         if first is None or last is None or limit is None:
             return NotJudged("limit_too_short", "needs truncated_frac, or response_length and the completion limit")
-        whole = statistics.median(r.run.known("response_length"))
+        whole = statistics.fmean(r.run.known("response_length"))
         if min(first.mean, last.mean, whole) < r.limits.near_limit * limit:
             return None
-        text = f"mean length {whole:.0f} of at most {limit} tokens (median over the run): most completions are cut"
+        text = f"mean length {whole:.0f} of at most {limit} tokens (mean over the run): most completions are cut"
         evidence = (r.evidence("response_length", text, first.first_step),)
     if r.improved:
         return Finding("limit_too_short", Severity.NOTE, f"{text}; the run learns nevertheless", evidence)

@@ -118,7 +118,7 @@ def no_learning(r: Reading) -> Result:
     doubt = ""
     if r.room_to_learn is False:
         doubt = "at this level little is left to learn"
-    elif rise is not None and rise.errors > 0.5:
+    elif rise is not None and rise.errors >= r.limits.evaluation_hint:
         doubt = (
             f"the evaluation rose by {rise.difference:.3f} ({rise.errors:.1f} standard errors) from step "
             f"{rise.first.step} to {rise.last.step}"
@@ -181,12 +181,14 @@ def phantom_credit(r: Reading) -> Result:
     if share < r.limits.phantom_credit or last.mean < 0.05:
         return None
     text = f"{share:.0%} of the groups with reward spread are equally correct in {span(last)} ({last.mean:.0%} of all)"
-    severity = Severity.WARN
     accuracy = r.change("acc")
-    detail = ""
-    if accuracy is not None and accuracy.noise_units < r.limits.gain and r.room_to_learn is not False:
-        severity = Severity.CLOSE
-        detail = f"Accuracy has not risen ({accuracy.noise_units:+.1f} noise)."
+    severity, detail = Severity.WARN, ""
+    if r.room_to_learn is False:
+        severity, detail = Severity.NOTE, "The task is nearly solved, so that few groups differ in correctness."
+    elif accuracy is not None and accuracy.noise_units >= r.limits.gain:
+        severity, detail = Severity.NOTE, f"Accuracy rises nevertheless ({accuracy.noise_units:+.1f} noise)."
+    elif accuracy is not None:
+        severity, detail = Severity.CLOSE, f"Accuracy has not risen ({accuracy.noise_units:+.1f} noise)."
     start = r.since("phantom_credit_frac", r.limits.phantom_credit * teaching, above=True)
     return Finding("phantom_credit", severity, text, (r.evidence("phantom_credit_frac", text, start),), detail)
 
@@ -292,7 +294,7 @@ def evaluation_too_small(r: Reading) -> Result:
     later = (compare_evaluations(found.first, evaluation) for evaluation in r.run.evaluations[1:])
     largest = max((c for c in later if c is not None), key=lambda c: abs(c.errors))
     visible = 1.96 * found.standard_error
-    if abs(largest.errors) >= 1.96 or visible <= r.limits.evaluation_resolution:
+    if abs(largest.errors) >= r.limits.evaluation_clear or visible <= r.limits.evaluation_resolution:
         return None
     text = (
         f"{found.last.questions} questions see differences of {visible:.2f} and more; from step {found.first.step} to "

@@ -72,9 +72,10 @@ def _looks_like_no_sync(r: Reading) -> bool:
 def _grows_by_one(r: Reading) -> Evidence | None:
     """Staleness that rises by the steps done: no sync advanced the policy version."""
     rows = [(s, v) for s, v in zip(r.run.steps, r.run.values("staleness"), strict=True) if v is not None]
-    window = r.limits.window_steps // 2
-    late = [(s, v) for s, v in rows if s > r.run.last_step - window]
-    if len(late) < 3 or late[-1][0] - late[0][0] < window // 2:
+    steps = r.limits.window_steps // 2
+    late = [(s, v) for s, v in rows if s > r.run.last_step - steps]
+    late = late if len(late) >= 3 else rows[-3:]
+    if len(late) < 3 or late[-1][0] - late[0][0] < steps // 2:
         return None
     rise = (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])
     if rise < 0.9 or any(later[1] <= earlier[1] for earlier, later in itertools.pairwise(late)):
