@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.synthetic_runs import DISEASES, SyntheticRun, healthy, planted
 from sweeps.protocol.diagnosis.diagnose import diagnose
-from sweeps.protocol.diagnosis.finding import Diagnosis
+from sweeps.protocol.diagnosis.finding import Diagnosis, Finding
 from sweeps.protocol.diagnosis.limits import DEFAULT_LIMITS, Limits
 from sweeps.protocol.diagnosis.reward import collapse_rule
 from sweeps.protocol.gate_rules import Severity, first_stop
@@ -46,9 +46,12 @@ def as_run_curves(run: SyntheticRun) -> RunCurves:
     )
 
 
-def names(diagnosis: Diagnosis, disease: str) -> bool:
-    """Whether the disease is named as something to act on, or as a note where it is one by nature."""
-    return any(f.name == disease and (f.severity is not Severity.NOTE or disease in NOTES) for f in diagnosis.findings)
+def finding_of(diagnosis: Diagnosis, disease: str) -> Finding | None:
+    """The disease, named as something to act on, or as a note where it is one by nature."""
+    return next(
+        (f for f in diagnosis.findings if f.name == disease and (f.severity is not Severity.NOTE or disease in NOTES)),
+        None,
+    )
 
 
 @dataclass
@@ -57,7 +60,8 @@ class Score:
 
     runs: int = 0
     found: int = 0
-    first_steps: list[float] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    """First step with evidence minus the step at which the disease began."""
     instead: Counter[str] = field(default_factory=Counter)
     """What was named in the runs in which the disease was not."""
 
@@ -72,10 +76,12 @@ def score_diseases(runs: int, seed: int, limits: Limits = DEFAULT_LIMITS) -> dic
         rng = np.random.default_rng([seed, number])
         score = scores[disease] = Score()
         for _ in range(runs):
-            diagnosis = diagnose(as_run_curves(planted(rng, disease)), limits)
+            run = planted(rng, disease)
+            diagnosis = diagnose(as_run_curves(run), limits)
             score.runs += 1
-            if names(diagnosis, disease):
+            if (finding := finding_of(diagnosis, disease)) is not None:
                 score.found += 1
+                score.late.append(finding.first_step - run.onset)
             else:
                 score.instead.update([f"{f.name} ({f.severity})" for f in diagnosis.findings] or ["nothing"])
     return scores
@@ -123,10 +129,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     scores = score_diseases(args.runs, args.seed)
-    print(f"{'planted disease':<26}{'runs':>6}{'found':>8}   named instead, where it was not found")
+    print(
+        f"{'planted disease':<26}{'runs':>6}{'found':>8}{'first evidence':>16}   named instead, where it was not found"
+    )
+    print(f"{'':<40}{'after onset':>16}")
     for disease, score in scores.items():
         instead = ", ".join(f"{name} {count}" for name, count in score.instead.most_common(3))
-        print(f"{disease:<26}{score.runs:>6}{score.share:>8.0%}   {instead}")
+        late = f"{statistics.median(score.late):+.0f} steps" if score.late else "-"
+        print(f"{disease:<26}{score.runs:>6}{score.share:>8.0%}{late:>16}   {instead}")
     overall = statistics.fmean(s.share for s in scores.values())
     print(
         f"{'all diseases':<26}{sum(s.runs for s in scores.values()):>6}{overall:>8.1%}   [target {FOUND_TARGET:.0%}]\n"

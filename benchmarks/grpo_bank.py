@@ -58,9 +58,7 @@ def _run(folder: Path, row: Mapping[str, str], evaluations: tuple[Evaluation, ..
     facts = RunFacts(
         updates_per_rollout=_count(row["updates_per_rollout"]),
         group_size=_count(row["group_size"]),
-        prompts_per_step=_count(row["prompts_per_step"]),
         lr=_number(row["lr"]),
-        lora=bool(row["lora_rank"]) or None,
         max_completion_tokens=_count(row["max_completion_tokens"]),
         elapsed_seconds=_number(row.get("total_elapsed_seconds")),
     )

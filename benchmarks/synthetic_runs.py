@@ -32,6 +32,8 @@ class SyntheticRun:
     """Step, accuracy, questions."""
     facts: dict[str, float]
     recovers: bool = False
+    onset: int = 0
+    """Steps before the disease begins."""
 
 
 @dataclass
@@ -78,6 +80,8 @@ class Truth:
     keep: tuple[str, ...] = ("reward",)
     """Curves that are never missing."""
     recovers: bool = False
+    onset: int = 0
+    """Steps before the disease begins."""
 
 
 OPTIONAL = (
@@ -253,6 +257,7 @@ def any_shape(rng: np.random.Generator) -> Truth:
 def reward_collapse(rng: np.random.Generator) -> Truth:
     truth = any_shape(rng)
     start = onset(rng, truth.steps)
+    truth.onset = start
     gone = ramp(truth.steps, start, int(rng.integers(2, 16)))
     truth.accuracy = truth.accuracy[start] * (1.0 - gone) * (np.arange(truth.steps) >= start) + truth.accuracy * (
         np.arange(truth.steps) < start
@@ -268,6 +273,7 @@ def reward_decline(rng: np.random.Generator) -> Truth:
     truth = base(rng, least_completions=12_000)
     truth.accuracy = sigmoid(rng, truth.steps, rng.uniform(0.3, 0.5), rng.uniform(0.65, 0.9))
     start = int(rng.uniform(0.3, 0.5) * truth.steps)
+    truth.onset = start
     lost = ramp(truth.steps, start, truth.steps // 4) * rng.uniform(0.45, 0.65)
     truth.accuracy = np.minimum(truth.accuracy, truth.accuracy[start]) * (1.0 - lost)
     truth.format_weight = 0.0
@@ -277,6 +283,7 @@ def reward_decline(rng: np.random.Generator) -> Truth:
 def entropy_collapse(rng: np.random.Generator) -> Truth:
     truth = base(rng)
     start = onset(rng, truth.steps, 0.5)
+    truth.onset = start
     level = rng.uniform(0.15, 0.55)
     truth.accuracy = (
         sigmoid(rng, truth.steps, level * 0.6, level) if rng.random() < 0.5 else np.full(truth.steps, level)
@@ -291,6 +298,7 @@ def entropy_collapse(rng: np.random.Generator) -> Truth:
 def entropy_explosion(rng: np.random.Generator) -> Truth:
     truth = any_shape(rng)
     start = onset(rng, truth.steps)
+    truth.onset = start
     grown = ramp(truth.steps, start, int(rng.integers(5, 40)))
     high = truth.entropy[:10].mean() * rng.uniform(6.0, 40.0) * np.exp(rng.normal(0, 0.1, truth.steps))
     truth.entropy = truth.entropy * (1.0 - grown) + high * grown
@@ -302,6 +310,7 @@ def entropy_explosion(rng: np.random.Generator) -> Truth:
 def kl_runaway(rng: np.random.Generator) -> Truth:
     truth = base(rng)
     start = onset(rng, truth.steps, 0.5)
+    truth.onset = start
     level = rng.uniform(0.2, 0.7)
     truth.accuracy = np.full(truth.steps, level) * (1.0 - ramp(truth.steps, start, truth.steps) * rng.uniform(0.0, 0.6))
     final = np.log(rng.uniform(0.8, 20.0) / max(1e-3, float(truth.kl[start])))
@@ -324,6 +333,7 @@ def gradient_spikes(rng: np.random.Generator) -> Truth:
 def length_explosion(rng: np.random.Generator) -> Truth:
     truth = base(rng)
     start = onset(rng, truth.steps)
+    truth.onset = start
     level = rng.uniform(0.25, 0.7)
     grown = ramp(truth.steps, start, int(rng.integers(10, 60)))
     truth.accuracy = np.full(truth.steps, level) * (1.0 - grown * rng.uniform(0.0, 0.6))
@@ -337,6 +347,7 @@ def length_explosion(rng: np.random.Generator) -> Truth:
 def length_collapse(rng: np.random.Generator) -> Truth:
     truth = any_shape(rng)
     start = onset(rng, truth.steps)
+    truth.onset = start
     gone = ramp(truth.steps, start, int(rng.integers(3, 30)))
     truth.length = truth.length * (1.0 - gone * rng.uniform(0.8, 0.97))
     truth.accuracy = np.where(gone > 0, truth.accuracy[start], truth.accuracy) * (1.0 - gone * rng.uniform(0.45, 0.75))
@@ -356,6 +367,7 @@ def limit_too_short(rng: np.random.Generator) -> Truth:
 def learning_rate_too_high(rng: np.random.Generator) -> Truth:
     truth = base(rng)
     start = onset(rng, truth.steps, 0.3)
+    truth.onset = start
     grown = ramp(truth.steps, start, truth.steps // 3)
     level = rng.uniform(0.3, 0.7)
     truth.accuracy = np.full(truth.steps, level) * (1.0 - grown * rng.uniform(0.5, 0.75))
@@ -409,6 +421,7 @@ def reward_hacking(rng: np.random.Generator) -> Truth:
     truth = base(rng)
     level = rng.uniform(0.15, 0.6)
     start = onset(rng, truth.steps, 0.4)
+    truth.onset = start
     truth.accuracy = level * (1.0 - ramp(truth.steps, start, truth.steps // 2) * rng.uniform(0.0, 0.7))
     truth.bonus = rng.uniform(0.5, 1.5) * ramp(truth.steps, start, truth.steps // 3)
     truth.keep = ("reward", "acc")
@@ -448,7 +461,8 @@ def stale_policy(rng: np.random.Generator) -> Truth:
 
 def scorer_errors(rng: np.random.Generator) -> Truth:
     truth = learner(rng)
-    truth.scorer_errors = (np.arange(truth.steps) >= onset(rng, truth.steps)) * rng.uniform(0.03, 0.6)
+    truth.onset = onset(rng, truth.steps)
+    truth.scorer_errors = (np.arange(truth.steps) >= truth.onset) * rng.uniform(0.03, 0.6)
     truth.keep = ("reward", "scorer_error_frac")
     return truth
 
@@ -456,6 +470,7 @@ def scorer_errors(rng: np.random.Generator) -> Truth:
 def not_finite(rng: np.random.Generator) -> Truth:
     truth = learner(rng)
     start = onset(rng, truth.steps)
+    truth.onset = start
     truth.not_finite = list(
         range(start, truth.steps if rng.random() < 0.5 else start + 2 * truth.rows_are_means_of + 1)
     )
@@ -603,12 +618,12 @@ def observe(rng: np.random.Generator, truth: Truth) -> SyntheticRun:
         {
             "updates_per_rollout": truth.updates,
             "group_size": group,
-            "prompts_per_step": prompts,
             "lr": truth.lr,
             "max_completion_tokens": round(truth.limit),
             "elapsed_seconds": float(seconds[: rows * k].sum() / (1.0 - truth.outside_share)),
         },
         truth.recovers,
+        truth.onset,
     )
 
 

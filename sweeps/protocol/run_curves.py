@@ -111,9 +111,7 @@ class RunFacts:
 
     updates_per_rollout: int | None = None
     group_size: int | None = None
-    prompts_per_step: int | None = None
     lr: float | None = None
-    lora: bool | None = None
     max_completion_tokens: int | None = None
     elapsed_seconds: float | None = None
     """Wall time of the whole run: load, evaluations and saving included."""
@@ -209,6 +207,17 @@ class RunCurves:
             curves={name: values[:rows] for name, values in self.curves.items()},
             completions=self.completions[:rows],
             evaluations=tuple(e for e in self.evaluations if e.step <= last),
+        )
+
+    def after(self, step: int) -> RunCurves:
+        """The rows that end after this step. Steps and completions keep counting from the start of the run."""
+        first = sum(s <= step for s in self.steps)
+        return replace(
+            self,
+            steps=self.steps[first:],
+            curves={name: values[first:] for name, values in self.curves.items()},
+            completions=self.completions[first:],
+            evaluations=tuple(e for e in self.evaluations if e.step > step),
         )
 
     def _raw(self, curve: str) -> tuple[float | None, ...]:

@@ -35,6 +35,7 @@ CHECKS = (
     Check("phantom_credit", ("phantom_credit_frac",), reward.phantom_credit),
     Check("no_learning", ("reward",), reward.no_learning),
     Check("dead_groups", ("reward",), reward.dead_groups),
+    Check("groups_of_one", (), reward.groups_of_one),
     Check("entropy_collapse", ("entropy",), policy.entropy_collapse),
     Check("entropy_explosion", ("entropy",), policy.entropy_explosion),
     Check("kl_runaway", ("kl",), policy.kl_runaway),

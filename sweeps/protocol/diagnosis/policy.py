@@ -47,16 +47,17 @@ def entropy_collapse(r: Reading) -> Result:
     first, last = ends
     if first.mean <= 0.0 or last.mean > r.limits.entropy_collapse * first.mean:
         return None
-    since = r.since("entropy", r.limits.entropy_collapse * first.mean, above=False)
+    start = r.since("entropy", r.limits.entropy_collapse * first.mean, above=False)
     text = f"entropy {last.mean:.3g} in {span(last)}, {last.mean / first.mean:.1%} of {first.mean:.3g} in {span(first)}"
-    evidence = (r.evidence("entropy", text, since),)
-    if r.room_to_learn is True:
+    evidence = (r.evidence("entropy", text, start),)
+    if r.room_to_learn is False:
+        detail = "Little is left to learn, so this is normal."
+    elif r.room_to_learn is None:
+        detail = "Whether more could be learned is unknown."
+    elif not r.hurt and not r.stalled_since(start):
+        detail = "The reward has risen since, or it is too early to tell."
+    else:
         return Finding("entropy_collapse", Severity.WARN, text, evidence)
-    detail = (
-        "Little is left to learn, so this is normal."
-        if r.room_to_learn is False
-        else "Whether more could be learned is unknown."
-    )
     return Finding("entropy_collapse", Severity.NOTE, text, evidence, detail)
 
 
@@ -67,12 +68,12 @@ def entropy_explosion(r: Reading) -> Result:
     first, last = ends
     if first.mean <= 0.0 or last.mean < r.limits.entropy_explosion * first.mean:
         return None
-    since = r.since("entropy", r.limits.entropy_explosion * first.mean, above=True)
+    start = r.since("entropy", r.limits.entropy_explosion * first.mean, above=True)
     text = (
         f"entropy {last.mean:.3g} in {span(last)}, {last.mean / first.mean:.1f} times {first.mean:.3g} in {span(first)}"
     )
     severity = Severity.WARN if r.harmful else Severity.NOTE
-    return Finding("entropy_explosion", severity, text, (r.evidence("entropy", text, since),))
+    return Finding("entropy_explosion", severity, text, (r.evidence("entropy", text, start),))
 
 
 def kl_runaway(r: Reading) -> Result:
@@ -86,13 +87,13 @@ def kl_runaway(r: Reading) -> Result:
     large = last.median >= max(r.limits.kl_large, r.limits.kl_large_growth * first.median)
     if not faster and not large:
         return None
-    level = last.median / r.limits.kl_growth
-    since = r.since("kl", level, above=True, median=True)
+    level = max(2.0 * before if faster else r.limits.kl_large / 2.0, r.limits.kl_floor / 2.0)
+    start = r.since("kl", min(level, last.median / 2.0), above=True, median=True)
     text = (
         f"median KL {last.median:.3g} in {span(last)}, {before:.3g} in the second quarter, {first.median:.3g} at first"
     )
-    evidence = (r.evidence("kl", text, since),)
-    earlier = [w for w in r.series("reward") if w.last_step <= max(since, first.last_step)]
+    evidence = (r.evidence("kl", text, start),)
+    earlier = [w for w in r.series("reward") if w.last_step <= max(start, first.last_step)]
     reward = r.last("reward")
     gain = r.distance("reward", earlier[-1], reward) if earlier and reward is not None else None
     if gain is not None and gain >= r.limits.gain:
@@ -137,8 +138,8 @@ def learning_rate_too_high(r: Reading) -> Result:
         if clip.mean > r.limits.clip_high:
             text = f"clip_frac {clip.mean:.1%} in {span(clip)}"
             signs.append(text)
-            since = r.since("clip_frac", r.limits.clip_high, above=True)
-            evidence.append(r.evidence("clip_frac", text, since))
+            start = r.since("clip_frac", r.limits.clip_high, above=True)
+            evidence.append(r.evidence("clip_frac", text, start))
     decisive = bool(signs)
     moved = r.last("approx_kl")
     if moved is not None:
@@ -193,14 +194,15 @@ def learning_rate_too_low(r: Reading) -> Result:
         if abs(window.mean) < limit:
             text = f"{curve} {window.mean:.2g} in {span(window)}"
             signs.append(text)
-            evidence.append(r.evidence(curve, text, window.first_step))
+            evidence.append(r.evidence(curve, text, r.run.steps[0]))
     if not looked:
         return NotJudged(
             "learning_rate_too_low", "no gain, but kl, and clip_frac of several updates per rollout, are missing"
         )
     if len(signs) < len(looked):
         return None
-    text = f"no gain of reward, and {'; '.join(signs)}"
+    rate = r.run.facts.lr
+    text = f"no gain of reward, and {'; '.join(signs)}" + ("" if rate is None else f", at a learning rate of {rate:g}")
     return Finding("learning_rate_too_low", Severity.WARN, text, tuple(evidence))
 
 
@@ -221,8 +223,8 @@ def length_explosion(r: Reading) -> Result:
     text = (
         f"{last.mean:.0f} tokens in {span(last)}, {last.mean / first.mean:.1f} times {first.mean:.0f} in {span(first)}"
     )
-    since = r.since("response_length", (first.mean + last.mean) / 2.0, above=True)
-    evidence = [r.evidence("response_length", text, since)]
+    start = r.since("response_length", (first.mean + last.mean) / 2.0, above=True)
+    evidence = [r.evidence("response_length", text, start)]
     if now_cut and cut is not None:
         cut_text = f"{cut[1].mean:.0%} of completions are cut at the limit in {span(cut[1])}"
         text = f"{text}; {cut_text}"
@@ -239,9 +241,9 @@ def length_collapse(r: Reading) -> Result:
     if last.mean > r.limits.length_collapse * first.mean:
         return None
     text = f"{last.mean:.0f} tokens in {span(last)}, {last.mean / first.mean:.0%} of {first.mean:.0f} in {span(first)}"
-    since = r.since("response_length", r.limits.length_collapse * first.mean, above=False)
+    start = r.since("response_length", r.limits.length_collapse * first.mean, above=False)
     severity = Severity.WARN if r.harmful else Severity.NOTE
-    return Finding("length_collapse", severity, text, (r.evidence("response_length", text, since),))
+    return Finding("length_collapse", severity, text, (r.evidence("response_length", text, start),))
 
 
 def limit_too_short(r: Reading) -> Result:

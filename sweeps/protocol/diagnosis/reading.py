@@ -136,6 +136,11 @@ class Reading:
             return True
         return None
 
+    def stalled_since(self, step: int) -> bool:
+        """Whether the reward has had time to rise after this step, and has not."""
+        found = Reading(self.run.after(step), self.limits).change("reward")
+        return found is not None and found.noise_units < self.limits.gain
+
     def evidence(self, curve: str, text: str, first_step: int, last_step: int | None = None) -> Evidence:
         """Evidence with a plot of the curve."""
         end = self.run.last_step if last_step is None else last_step

@@ -160,6 +160,15 @@ def dead_groups(r: Reading) -> Result:
     return Finding("dead_groups", Severity.NOTE, text, evidence, detail)
 
 
+def groups_of_one(r: Reading) -> Result:
+    if r.run.facts.group_size is None or not r.run.steps:
+        return NotJudged("groups_of_one", "the group size is unknown")
+    if r.run.facts.group_size > 1:
+        return None
+    text = "every group has one completion"
+    return Finding("groups_of_one", Severity.NOTE, text, (r.evidence("reward", text, r.run.steps[0]),))
+
+
 def _constant_reward(r: Reading) -> Result:
     last = r.last("reward")
     if last is None:
@@ -210,7 +219,7 @@ def reward_hacking(r: Reading) -> Result:
             f"reward rose from {reward.first.mean:.3g} to {reward.last.mean:.3g} ({reward.noise_units:.1f} noise), "
             f"evaluation accuracy changed by {rise.difference:+.3f} from step {rise.first.step} to {rise.last.step}"
         )
-        return Finding("reward_hacking", Severity.CLOSE, text, (r.evidence("reward", text, reward.last.first_step),))
+        return Finding("reward_hacking", Severity.CLOSE, text, (r.evidence("reward", text, _rise_began(r, reward)),))
     if r.run.parts():
         return _reward_parts(r, reward)
     return NotJudged("reward_hacking", "reward rose, and there is neither acc nor a second evaluation beside it")
@@ -227,10 +236,15 @@ def _reward_against_accuracy(r: Reading, reward: Change, accuracy: Change) -> Re
         f"accuracy from {accuracy.first.mean:.3g} to {accuracy.last.mean:.3g} ({accuracy.noise_units:+.1f} noise)"
     )
     evidence = (
-        r.evidence("reward", text, reward.last.first_step),
+        r.evidence("reward", text, accuracy.last.first_step if fell else _rise_began(r, reward)),
         r.evidence("acc", text, accuracy.last.first_step),
     )
     return Finding("reward_hacking", Severity.CLOSE, text, evidence)
+
+
+def _rise_began(r: Reading, reward: Change) -> int:
+    """The first step of the windows that have at least a quarter of the gain."""
+    return r.since("reward", reward.first.mean + reward.difference / 4.0, above=True)
 
 
 def _reward_parts(r: Reading, reward: Change) -> Result:

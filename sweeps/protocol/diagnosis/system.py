@@ -26,9 +26,9 @@ def weight_sync_broken(r: Reading) -> Result:
         return NotJudged("weight_sync_broken", grown.why)
     if grown is None or not _looks_like_no_sync(r):
         return None
-    curve, first, last, since = grown
+    curve, first, last, start = grown
     text = f"{_growth(curve, first, last)}, and the reward of what is sampled does not move"
-    return Finding("weight_sync_broken", Severity.CLOSE, text, (r.evidence(curve, text, since),))
+    return Finding("weight_sync_broken", Severity.CLOSE, text, (r.evidence(curve, text, start),))
 
 
 def sampler_mismatch(r: Reading) -> Result:
@@ -37,9 +37,9 @@ def sampler_mismatch(r: Reading) -> Result:
         return NotJudged("sampler_mismatch", grown.why)
     if grown is None or _looks_like_no_sync(r) or _grows_by_one(r) is not None:
         return None
-    curve, first, last, since = grown
+    curve, first, last, start = grown
     text = _growth(curve, first, last)
-    return Finding("sampler_mismatch", Severity.WARN, text, (r.evidence(curve, text, since),))
+    return Finding("sampler_mismatch", Severity.WARN, text, (r.evidence(curve, text, start),))
 
 
 def _mismatch(r: Reading) -> tuple[str, Window, Window, int] | NotJudged | None:
@@ -125,8 +125,8 @@ def stale_policy(r: Reading) -> Result:
     if last.mean < 1.2 * middle.mean:
         return None
     text = f"staleness {last.mean:.1f} in {span(last)}, {first.mean:.1f} in {span(first)}, and still rising"
-    since = r.since("staleness", max(2.0, r.limits.staleness_growth * first.mean), above=True)
-    return Finding("stale_policy", Severity.WARN, text, (r.evidence("staleness", text, since),))
+    start = r.since("staleness", max(2.0, r.limits.staleness_growth * first.mean), above=True)
+    return Finding("stale_policy", Severity.WARN, text, (r.evidence("staleness", text, start),))
 
 
 def rollout_bound(r: Reading) -> Result:

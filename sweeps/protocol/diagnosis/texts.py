@@ -135,6 +135,12 @@ TEXTS: Mapping[str, FindingText] = {
         "Without zero_std_frac only a reward that never changes is visible. A solved task has the same curve; "
         "there accuracy tells them apart.",
     ),
+    "groups_of_one": FindingText(
+        "groups of one completion",
+        "A group of one has no baseline to compare with: this is not GRPO, whatever the trainer calls it.",
+        "Sample at least 4 completions per prompt; 8 is a good start.",
+        "A trainer that takes its baseline from elsewhere, for example from the batch or a critic.",
+    ),
     "phantom_credit": FindingText(
         "phantom credit",
         "Groups whose members are all right or all wrong still differ in reward, by format or style. They push the "
