@@ -236,7 +236,9 @@ def _reward_against_accuracy(r: Reading, reward: Change, accuracy: Change) -> Re
         f"accuracy from {accuracy.first.mean:.3g} to {accuracy.last.mean:.3g} ({accuracy.noise_units:+.1f} noise)"
     )
     evidence = (
-        r.evidence("reward", text, accuracy.last.first_step if fell else _rise_began(r, reward)),
+        r.evidence(
+            "reward", text, _rise_began(r, reward) if reward.noise_units >= r.limits.gain else reward.last.first_step
+        ),
         r.evidence("acc", text, accuracy.last.first_step),
     )
     return Finding("reward_hacking", Severity.CLOSE, text, evidence)
