@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sweeps.cli import diagnose, transfer
 from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, ledger_location, open_ledger
-from sweeps.cli.transfer import add_to
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="Show sweeps, stop or cancel them, deliver curves to MLflow, move sweeps between machines.",
+    help="Show and diagnose sweeps, stop or cancel them, deliver curves to MLflow, move sweeps between machines.",
     epilog="Examples:  python -m sweeps status  |  python -m sweeps show last  |  python -m sweeps status --json",
 )
 
@@ -285,4 +285,5 @@ def _now() -> str:
     return instant_text(time.time_ns())
 
 
-add_to(app)
+diagnose.add_to(app)
+transfer.add_to(app)

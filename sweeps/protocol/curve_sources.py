@@ -12,6 +12,8 @@ from sweeps.protocol.run_curves import CURVES, PART, Evaluation, Row, RunCurves,
 
 if TYPE_CHECKING:
     from rl.trainers.logs import ImportedRun
+    from sweeps.journal.state import SweepRecord, TrialRecord
+    from sweeps.journal.trial_reports import TrialReports
 
 _OTHER_NAMES = {"reward_error_frac": "scorer_error_frac"}
 """Names of step metrics that differ from the names of curves here."""
@@ -44,6 +46,22 @@ def run_of_reports(
         if (accuracy := evaluations[number].accuracy) is not None
     ]
     return run_of_rows(rows, measured, facts)
+
+
+def run_of_trial(record: SweepRecord, trial: TrialRecord, reports: TrialReports) -> RunCurves:
+    """A trial of a sweep, with the facts of its configuration."""
+    settings = {
+        "algorithm.updates_per_rollout": record.config["algorithm"]["updates_per_rollout"],
+        "rollout.max_completion_tokens": record.config["rollout"]["max_completion_tokens"],
+    } | dict(trial.planned.overrides)
+    facts = RunFacts(
+        updates_per_rollout=settings["algorithm.updates_per_rollout"],
+        group_size=trial.planned.group_size,
+        lr=trial.planned.lr,
+        max_completion_tokens=settings["rollout.max_completion_tokens"],
+    )
+    cards = 1 if trial.started is None else trial.started.cards
+    return run_of_reports(reports.steps, reports.evaluations, cards, facts)
 
 
 def run_of_rows(

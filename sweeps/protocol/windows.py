@@ -6,6 +6,8 @@ are passed over: a window covers known values only.
 The noise of a run is measured on the run itself: the standard deviation of one row around a slowly moving level, from
 the mean absolute difference of neighbouring rows (2 sigma / sqrt(pi) for normal noise). A trend changes it little, one
 jump changes it by a share of the jump.
+
+Tested in tests/sweeps/protocol/test_run_curves.py.
 """
 
 from __future__ import annotations

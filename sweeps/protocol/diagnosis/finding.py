@@ -1,4 +1,7 @@
-"""What a diagnosis consists of: findings with their evidence, and what could not be judged."""
+"""What a diagnosis consists of: findings with their evidence, and what could not be judged.
+
+Tested in tests/sweeps/protocol/diagnosis/test_diagnose.py.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 "Noise" is the standard error of the difference between two windows of the same run (`sweeps/protocol/windows.py`).
 Limits are relative to the run itself wherever the curve allows it. How sensitive the results on real runs are to these
 numbers: `benchmarks/gates_on_trial.py`.
+
+Tested in tests/sweeps/protocol/diagnosis/test_diagnose.py.
 """
 
 from __future__ import annotations

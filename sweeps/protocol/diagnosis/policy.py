@@ -1,4 +1,7 @@
-"""Findings about the policy: entropy, KL, gradients, learning rate, length and truncation."""
+"""Findings about the policy: entropy, KL, gradients, learning rate, length and truncation.
+
+Tested in tests/sweeps/protocol/diagnosis/test_diagnose.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run as the diagnosis reads it: first and last windows, changes, and whether there is anything left to learn."""
+"""A run as the diagnosis reads it: first and last windows, changes, and whether there is anything left to learn.
+
+Tested in tests/sweeps/protocol/diagnosis/test_diagnose.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Findings about reward, groups and accuracy: does the policy learn what it is meant to learn?"""
+"""Findings about reward, groups and accuracy: does the policy learn what it is meant to learn?
+
+Tested in tests/sweeps/protocol/diagnosis/test_diagnose.py.
+"""
 
 from __future__ import annotations
 

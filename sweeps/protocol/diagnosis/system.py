@@ -1,4 +1,7 @@
-"""Findings about the machinery: weight sync, sampler against learner, staleness, and where the time goes."""
+"""Findings about the machinery: weight sync, sampler against learner, staleness, and where the time goes.
+
+Tested in tests/sweeps/protocol/diagnosis/test_diagnose.py.
+"""
 
 from __future__ import annotations
 

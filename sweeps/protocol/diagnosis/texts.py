@@ -1,4 +1,7 @@
-"""What holds for every finding of a name: its title, likely cause, remedy, and what it cannot see."""
+"""What holds for every finding of a name: its title, likely cause, remedy, and what it cannot see.
+
+Tested in tests/sweeps/protocol/diagnosis/test_diagnose.py.
+"""
 
 from __future__ import annotations
 

@@ -36,6 +36,12 @@ def a_run(
     return RunCurves(tuple(range(1, steps + 1)), columns, so_far, 1, (), facts or RunFacts())
 
 
+def collapsing(steps: int = 200) -> RunCurves:
+    """A reward of 0.8 that is nearly 0 from the middle of the run on. Rewards stay at or above 0, as shares do."""
+    values = curve(lambda t: 0.8 if t < 0.5 else 0.0, steps, noise=0.03)
+    return a_run(steps, reward=[max(value, 0.0) for value in values])
+
+
 def learning(steps: int = 200, **others: Any) -> RunCurves:
     """A healthy run that learns from 0.2 to 0.7, with every curve that a healthy run has."""
     rising = curve(lambda t: 0.2 + 0.5 * t, steps, noise=0.05, seed=1)

@@ -20,7 +20,7 @@ from sweeps.protocol.gate_rules import (
 )
 from sweeps.protocol.run_curves import Row
 from sweeps.protocol.windows import Window
-from tests.sweeps.protocol.curves import a_run, curve, merged
+from tests.sweeps.protocol.curves import a_run, collapsing, curve, merged
 
 
 def a_rule(**changes) -> Rule:
@@ -65,7 +65,7 @@ def test_a_failure_knows_since_when_it_lasts() -> None:
 
 
 def test_a_collapse_is_found_in_time_and_its_first_step_is_known() -> None:
-    run = a_run(200, reward=curve(lambda t: 0.8 if t < 0.5 else 0.0, noise=0.03))
+    run = collapsing()
     stop = first_stop([COLLAPSE], run)
     assert stop is not None
     assert stop.last_step is not None
@@ -75,7 +75,7 @@ def test_a_collapse_is_found_in_time_and_its_first_step_is_known() -> None:
 
 @pytest.mark.parametrize("k", [2, 5, 10])
 def test_a_rule_stops_at_the_same_step_whatever_the_rows_are_means_of(k: int) -> None:
-    run = a_run(200, reward=curve(lambda t: 0.8 if t < 0.5 else 0.0, noise=0.03))
+    run = collapsing()
     fine, coarse = first_stop([COLLAPSE], run), first_stop([COLLAPSE], merged(run, k))
     assert fine is not None
     assert coarse is not None
