@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,9 @@ def test_head_and_after_split_a_run_in_two() -> None:
 def test_reward_functions_are_curves_with_a_prefix() -> None:
     assert is_curve(PART + "format")
     assert not is_curve(PART)
-    assert a_run(2, **{PART + "format": 0.5}).parts() == (PART + "format",)
+    curves: dict[str, Any] = {PART + "format": 0.5}
+    with_part = a_run(2, **curves)
+    assert with_part.parts() == (PART + "format",)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

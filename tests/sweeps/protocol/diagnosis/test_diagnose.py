@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,8 +87,9 @@ def test_a_run_that_recovers_is_named_in_a_note() -> None:
         ("stale_policy", {"staleness": lambda t: 10.0 * t}),
     ],
 )
-def test_a_disease_of_a_run_that_does_not_learn_asks_for_action(name: str, changes: dict) -> None:
-    sick = flat(**{k: curve(v) if callable(v) else v for k, v in changes.items()})
+def test_a_disease_of_a_run_that_does_not_learn_asks_for_action(name: str, changes: dict[str, Any]) -> None:
+    curves: dict[str, Any] = {k: curve(v) if callable(v) else v for k, v in changes.items()}
+    sick = flat(**curves)
     finding = found(sick, name)
     assert finding is not None
     assert finding.severity is not Severity.NOTE
