@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_a_run_that_recovers_is_named_in_a_note() -> None:
     ],
 )
 def test_a_disease_of_a_run_that_does_not_learn_asks_for_action(name: str, changes: dict[str, Any]) -> None:
-    curves: dict[str, Any] = {k: curve(v) if callable(v) else v for k, v in changes.items()}
+    curves: dict[str, Any] = {k: curve(cast(Any, v)) if callable(v) else v for k, v in changes.items()}
     sick = flat(**curves)
     finding = found(sick, name)
     assert finding is not None
