@@ -44,7 +44,7 @@ def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> N
         rows = [_status_row(place, replay(i, decisions(ledger, i, {"released"}))) for i in sweep_ids(ledger)]
     from rich.table import Table
 
-    from sweeps.report.terminal import make_console
+    from sweeps.report.console import make_console
 
     table = Table(box=None, pad_edge=False)
     for name in ("sweep", "stage", "machine", "trials", "state", "gate"):
@@ -242,7 +242,7 @@ def _print_timeline(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) 
         return
     from rich.text import Text
 
-    from sweeps.report.terminal import WIDTH, make_console
+    from sweeps.report.console import WIDTH, make_console
 
     console = make_console()
     console.print(sweep_id, markup=False)

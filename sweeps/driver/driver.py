@@ -60,7 +60,8 @@ from sweeps.machines.cards import lock_cards, ray_address
 from sweeps.machines.pricing import find_price, forecast_labels
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.promotion import promotion
-from sweeps.report import terminal
+from sweeps.report.console import make_console
+from sweeps.report.live_view import LiveView
 from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.limits import check_limits
 
@@ -77,7 +78,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     Raises:
         ConfigError: found before anything was started, written or billed.
     """
-    console = terminal.make_console()
+    console = make_console()
     plan = make_plan(cfg)
     pricing = find_price(cfg)
     records = earlier_sweeps(cfg)
@@ -151,7 +152,7 @@ def _run_sweep(context: DriverContext) -> int:
     services.start()
     end, executor, controller, lock_lost = DriverEnd.FAILED, None, None, False
     try:
-        with terminal.LiveView(context.console, record, cfg.stage.steps, context.costs, context.time) as view:
+        with LiveView(context.console, record, cfg.stage.steps, context.costs, context.time) as view:
             controller = SweepController(
                 cfg,
                 ledger=ledger,

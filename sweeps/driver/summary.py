@@ -25,7 +25,9 @@ from sweeps.journal.journal import TrialState
 from sweeps.machines.pricing import Pricing
 from sweeps.planning.plan import Plan, make_plan
 from sweeps.protocol.promotion import Promotion
-from sweeps.report import terminal
+from sweeps.report.console import MAX_ROWS, duration_text
+from sweeps.report.plan_tables import merged_text, plan_table, space_table
+from sweeps.report.results import print_gate, print_lr_advice, results_table
 from sweeps.search.best import Best, best, instead_of
 from sweeps.search.pruning import first_evaluation, why_never_pruning
 from sweeps.storage.uploads import unsaved_text
@@ -36,8 +38,8 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
     console.print(
         Text(f"Stage {cfg.stage.name}: {plan.size} trials of {cfg.stage.steps} steps", style="bold"),
     )
-    if plan.points > len(plan.trials):
-        console.print(f"  {plan.points} grid points, {len(plan.trials)} distinct trials")
+    if merged := merged_text(plan):
+        console.print(f"  {merged}")
     price = f"{money_text(pricing.per_hour)} an hour" if pricing.per_hour else "UNPRICED"
     source = f" ({machine.sku}, read {pricing.row.day_read} from {_short(pricing.row.source)})" if pricing.row else ""
     console.print(Text(f"  machine {machine.name}: {machine.hardware}; {price}{source}"), soft_wrap=True)
@@ -45,11 +47,11 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
     seconds = {t.trial_id: time.of(t, cfg.stage.steps) for t in plan.trials} if time else None
     _print_search(console, cfg)
     if plan.trials:
-        console.print(terminal.plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
+        console.print(plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
     if time:
         total = sweep_seconds(plan, cfg, time)
         bound = total * time.allowance
-        console.print(f"  about {terminal.duration(total)} and {pricing.of(total)}, at most {pricing.of(bound)}")
+        console.print(f"  about {duration_text(total)} and {pricing.of(total)}, at most {pricing.of(bound)}")
         console.print(f"  ({time.source})")
     else:
         unknown = "" if cfg.simulated else "model size unknown, "
@@ -69,7 +71,7 @@ def _print_search(console: Console, cfg: SweepConfig) -> None:
             f"{search.startup_trials} at random",
         }[search.method]
         console.print(f"  {points}{seeds}, from:")
-        console.print(Padding(terminal.space_table(axes(cfg)), (0, 0, 0, 4)))
+        console.print(Padding(space_table(axes(cfg)), (0, 0, 0, 4)))
     if search.pruning != "none":
         rule = {
             "asha": f"at each rung the best 1 in {search.pruning_factor} continues",
@@ -140,7 +142,7 @@ def print_end(
 
     costs = {r.trial_id: cost_text(r.pico, r.unpriced) for r in report.trials}
     hours = {r.trial_id: r.card_hours for r in report.trials}
-    console.print(terminal.results_table(record, costs, hours))
+    console.print(results_table(record, costs, hours))
     total = cost_text(report.total_pico, report.unpriced)
     overheads = cost_text(report.total_pico - sum(r.pico for r in report.trials), report.unpriced)
     console.print(
@@ -150,9 +152,9 @@ def print_end(
     if found:
         print_best(console, found)
     if verdict:
-        terminal.print_gate(console, verdict)
+        print_gate(console, verdict)
         console.print("Learning rate, by clip_frac of the last steps:")
-        terminal.print_lr_advice(console, list(record.trials.values()), cfg)
+        print_lr_advice(console, list(record.trials.values()), cfg)
     if not mlflow_complete:
         console.print(
             Text("MLflow does not have everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
@@ -160,10 +162,10 @@ def print_end(
     uri = cfg.tracking.uri or f"sqlite:///{context.root / 'mlflow.db'}"
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
     failed = [trial for trial in record.trials.values() if trial.state is TrialState.FAILED]
-    for trial in failed[: terminal.MOST_ROWS]:
+    for trial in failed[:MAX_ROWS]:
         console.print(Text(f"Failed:   {trial.trial_id}: {trial.attempts[-1].message}", style="red"), soft_wrap=True)
-    if len(failed) > terminal.MOST_ROWS:
-        console.print(Text(f"Failed:   ... {len(failed) - terminal.MOST_ROWS} more", style="red"))
+    if len(failed) > MAX_ROWS:
+        console.print(Text(f"Failed:   ... {len(failed) - MAX_ROWS} more", style="red"))
     if verdict and failed:
         again = [t for t in typed if not t.startswith("resume=")]
         command = " ".join(["python sweep.py", *map(shlex.quote, again), "resume=failed"])

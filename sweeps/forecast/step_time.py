@@ -121,8 +121,8 @@ def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
     return StepTime(
         completion,
         _FIXED_SECONDS + evaluations * evaluation,
-        f"rough estimate from the data sheet of {machine.name} for {_short(parameters)} parameters and {sampled} "
-        "tokens; this stage measures the time",
+        f"rough estimate from the data sheet of {machine.name}: {_short(parameters)} parameters, {sampled} tokens; "
+        "not measured yet",
         ROUGH_ALLOWANCE,
         seconds_per_turn=turn,
         completions_per_turn=rollout.max_batch_completions,

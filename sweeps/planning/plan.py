@@ -51,8 +51,8 @@ class PlannedTrial:
 
     @property
     def label(self) -> str:
-        """For tables: `4x8 hold=linear kl_coef=0.01`."""
-        text = f"{self.prompts_per_step}x{self.group_size} {'='.join(self.names)}"
+        """For tables: `4x8 hold,linear kl_coef=0.01`."""
+        text = f"{self.prompts_per_step}x{self.group_size} {','.join(self.names)}"
         return f"{text} {self.varied}" if self.varied else text
 
     @property

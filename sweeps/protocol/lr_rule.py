@@ -17,6 +17,7 @@ from sweeps.journal.trial_summary import WINDOW_STEPS, TrialSummary, WindowStep
 
 RAISE_BELOW = 0.02
 LOWER_ABOVE = 0.20
+_NORMAL = f"{100 * RAISE_BELOW:.0f} to {100 * LOWER_ABOVE:.0f} %"
 RAISE_FACTOR = 1.5
 LOWER_FACTOR = 0.5
 MAX_APPROX_KL = 0.05
@@ -52,15 +53,14 @@ def advise(trial: TrialSummary, algorithm: AlgorithmSpec) -> Advice:
     clip_frac = trial.window_clip_frac
     if clip_frac is None:
         return Advice("abstain", None, basis, "one update per rollout: the ratio is 1 and nothing can be clipped")
+    measured = f"clip_frac {100 * clip_frac:.1f} %"
     if clip_frac > LOWER_ABOVE:
-        return Advice("lower", clip_frac, basis, f"clip_frac {clip_frac:.1%} is over {LOWER_ABOVE:.0%}")
+        return Advice("lower", clip_frac, basis, f"{measured}, above the normal range of {_NORMAL}")
     if clip_frac >= RAISE_BELOW:
-        return Advice("hold", clip_frac, basis, f"clip_frac {clip_frac:.1%} is in a band that is left alone")
+        return Advice("hold", clip_frac, basis, f"{measured}, normal range {_NORMAL}")
     if objection := _objection_to_a_raise(trial.first_entropy, trial.window):
-        return Advice("hold", clip_frac, basis, f"clip_frac {clip_frac:.1%} is low, but {objection}")
-    return Advice(
-        "raise", clip_frac, basis, f"clip_frac {clip_frac:.1%} is under {RAISE_BELOW:.0%}: a raise may be tried"
-    )
+        return Advice("hold", clip_frac, basis, f"{measured}, below the normal range of {_NORMAL}, but {objection}")
+    return Advice("raise", clip_frac, basis, f"{measured}, below the normal range of {_NORMAL}")
 
 
 def next_lr(trial: TrialRecord, message: StepReport, algorithm: AlgorithmSpec) -> float | None:

@@ -1,1 +1,1 @@
-"""What a person looks at: the terminal, the timeline, MLflow."""
+"""What people look at: tables in the terminal, the timeline, MLflow."""

@@ -1,7 +1,7 @@
-"""The timeline of one sweep for a person: its events in time order, each in a few words, and what they had cost.
+"""The timeline of one sweep for people: its events in time order, as short texts with their costs.
 
-Money comes from the ledger at today's price book: of each attempt that ended what it cost, of each driver that ended
-what its sweep had cost until then. Pure but for reading; nothing here decides or writes.
+Costs come from the ledger at today's price book: an ended attempt has its own cost, an ended driver the cost of the
+sweep so far. Reads only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cost.money import Money
+from cost.money import Money, money_text
 from rl.spec import (
     CheckpointWritten,
     Command,
@@ -64,17 +64,17 @@ class TimelineRow:
     kind: str
     text: str
     money: str = ""
-    """What it cost, or had cost by then; empty where the event has no cost."""
+    """The cost; empty where the event has none."""
     style: str = ""
-    """A colour for what a person looks for first."""
+    """The colour of the line on a terminal; empty for most events."""
 
 
 class Costs:
-    """What a sweep cost, by attempt and up to a moment.
+    """The cost of a sweep's attempts, and of the sweep up to a moment.
 
     Args:
-        lines: of the sweep, cut at every moment that is asked for.
-        show: makes an amount a text.
+        lines: the cost lines of the sweep, cut at each moment that `until` is called with.
+        show: formats an amount.
     """
 
     def __init__(self, lines: Iterable[CostLine], show: Callable[[Money], str]) -> None:
@@ -89,12 +89,12 @@ class Costs:
         return self._sum(self._by_attempt.get((trial_id, attempt), []))
 
     def until(self, at_ns: int) -> str:
-        """What a provider bills beyond the end of a lease is owed at that end."""
-        owed = "billing_increment"
-        return self._sum([n for n in self._lines if (n.from_ns if n.category == owed else n.to_ns) <= at_ns])
+        """The cost up to a moment. A billing increment, after the end of a lease, counts from that end."""
+        increment = "billing_increment"
+        return self._sum([n for n in self._lines if (n.from_ns if n.category == increment else n.to_ns) <= at_ns])
 
     def _sum(self, lines: list[CostLine]) -> str:
-        """Amounts in several currencies stand beside each other."""
+        """One amount per currency."""
         if any(line.unpriced for line in lines):
             return UNPRICED
         totals: dict[str, int] = defaultdict(int)
@@ -104,10 +104,10 @@ class Costs:
 
 
 def read_costs(ledger: Ledger, sweep_id: str, moments: list[int], now_ns: int, show: Callable[[Money], str]) -> Costs:
-    """From the ledger and the price book that comes with this installation.
+    """The costs of a sweep, from the ledger and the installed price book.
 
     Raises:
-        PriceError: the price book lacks a price or a rule that a lease was opened with.
+        PriceError: the price book lacks a price or a billing rule of a lease.
     """
     from cost.charges.attribution import attribute
     from cost.prices.book import PriceBook
@@ -127,14 +127,14 @@ def timeline(events: Iterable[StoredEvent], costs: Costs | None = None) -> Itera
                     text = _message_text(f"{recorded.trial_id}/{recorded.attempt}", recorded.message)
                     yield TimelineRow(recorded.at_ns, "message", text)
             case TrialSummarised():
-                pass  # it repeats what the messages reported
+                pass  # repeats the trainer messages
             case _:
                 money = _money(event, stored.at_ns, costs)
                 yield TimelineRow(stored.at_ns, stored.kind, event_text(event), money, _style(event))
 
 
 def still_running(record: SweepRecord, costs: Costs, now_ns: int) -> Iterator[TimelineRow]:
-    """A line for each attempt that has not ended: what it has cost so far."""
+    """A row with the cost so far for each attempt that has not ended."""
     for trial in record.trials.values():
         if trial.state is TrialState.RUNNING:
             attempt = trial.attempts[-1].attempt
@@ -143,21 +143,23 @@ def still_running(record: SweepRecord, costs: Costs, now_ns: int) -> Iterator[Ti
 
 
 def event_text(event: JournalEvent) -> str:
-    """A decision in a few words."""
+    """An event as a short text."""
     match event:
         case SweepPlanned():
             count = len(event.trials) + event.proposals
             return f"planned: {count} trials of stage {event.stage} on {event.machine}"
         case TrialProposed():
             trial = event.trial
-            return f"proposed: {trial.prompts_per_step}x{trial.group_size} {'='.join(trial.names)}, lr {trial.lr:.3g}"
+            return f"proposed: {trial.prompts_per_step}x{trial.group_size} {','.join(trial.names)}, lr {trial.lr:.3g}"
         case SearchEnded():
             return f"the search ended with {event.trials} trials"
         case DriverStarted():
             return f"driver started (process {event.pid}), lease {event.lease_id}"
         case AttemptStarted():
             resumed = f" from step {event.from_step}" if event.from_step else ""
-            reserved = f", reserved {event.reserved} ({event.reserved_by})" if event.reserved is not None else ""
+            reserved = (
+                f", reserved {money_text(event.reserved)} ({event.reserved_by})" if event.reserved is not None else ""
+            )
             return f"{_attempt(event)} started{resumed}{reserved}"
         case CommandSent():
             return f"{_attempt(event)} received: {_command_text(event.command)}"
@@ -173,7 +175,7 @@ def event_text(event: JournalEvent) -> str:
         case CheckpointMoved():
             return f"{event.trial_id} resumes from step {event.step}, found in {event.source}"
         case CardsReleased():
-            return f"{_attempt(event)} " + ("cards are back" if event.released else "CARDS OR PROCESSES STILL IN USE")
+            return f"{_attempt(event)} " + ("cards returned" if event.released else "CARDS OR PROCESSES STILL IN USE")
         case GateVerdict():
             return f"{event.gate} gate {event.status}" + (f": {event.forced}" if event.forced else "")
         case WarningIssued():

@@ -67,7 +67,7 @@ def test_a_machine_is_released_after_real_trials_and_after_a_dead_driver(tmp_pat
 
     # The same command resumes on a new lease and ends normally: the timer does nothing.
     again = start(tmp_path, cache, *typed, "search.seeds=[2]", "stage.steps=60", "machine.deadman=5s")
-    assert "resuming, 1 of 1 trials left" in "".join(read_until(again, "started on"))
+    assert "resuming, 1 of 1 trials left" in "".join(read_until(again, "started: device"))
     (timer,) = _timers(tmp_path)
     finished(again)
     timer.wait(timeout=60)

@@ -191,7 +191,7 @@ def assert_nothing_lost_or_counted_twice(folder: Path, trials: int) -> None:
 
 
 def test_a_sweep_killed_with_nine_at_three_moments_loses_no_trial_and_counts_no_step_twice(tmp_path, cache):
-    moments = [("driver", "Sweep smoke"), ("trial", "started on"), ("driver", "checkpoint at step 4")]
+    moments = [("driver", "Sweep smoke"), ("trial", "started: device"), ("driver", "checkpoint at step 4")]
     run_killed(tmp_path, cache, moments)
     assert_nothing_lost_or_counted_twice(tmp_path, 1)
     assert outcomes(tmp_path) == ["crashed", "lost", "completed"]
@@ -204,7 +204,7 @@ def test_a_sweep_killed_with_nine_at_thirty_moments(tmp_path, cache, seed: int):
     draw = random.Random(seed)
     texts = [
         "Sweep smoke",
-        "started on",
+        "started: device",
         "step   1/6",
         "step   3/6",
         "checkpoint at step 4",
@@ -214,7 +214,7 @@ def test_a_sweep_killed_with_nine_at_thirty_moments(tmp_path, cache, seed: int):
     ]
     moments = []
     for text in sorted(draw.sample(texts, 3), key=texts.index):
-        victims = ["driver", "trial"] if text in ("started on", "step   1/6", "step   3/6") else ["driver"]
+        victims = ["driver", "trial"] if text in ("started: device", "step   1/6", "step   3/6") else ["driver"]
         moments.append((draw.choice(victims), text))
     run_killed(tmp_path, cache, moments, "retry.crashes=3")
     assert outcomes(tmp_path).count("crashed") == sum(victim == "trial" for victim, _ in moments)

@@ -91,9 +91,7 @@ def test_the_rough_figure_includes_evaluations_and_names_its_source():
     assert few is not None
     assert many is not None
     assert many.fixed_seconds > 2 * few.fixed_seconds
-    assert few.source == (
-        "rough estimate from the data sheet of cpu for 135 M parameters and 24 tokens; this stage measures the time"
-    )
+    assert few.source == ("rough estimate from the data sheet of cpu: 135 M parameters, 24 tokens; not measured yet")
 
 
 @pytest.mark.parametrize(

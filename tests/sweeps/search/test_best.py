@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from sweeps.config.build import compose
-from sweeps.driver.summary import next_command
 from sweeps.search.best import as_typed, best, instead_of
 from tests.sweeps.in_process import a_sweep
-from tests.sweeps.search_spaces import LR_RANGE, ONE_POINT
+from tests.sweeps.search_spaces import ONE_POINT
 
 
 def test_the_best_point_can_be_typed_and_replaces_earlier_overrides(tmp_path):
@@ -26,9 +25,3 @@ def test_the_best_point_can_be_typed_and_replaces_earlier_overrides(tmp_path):
 def test_values_are_written_as_a_person_types_them():
     values = [None, True, 3, 1e-5, "clip", "Q: {question}", ["a", "b"]]
     assert [as_typed(v) for v in values] == ["null", "true", "3", "1e-05", "clip", '"Q: {question}"', "[a,b]"]
-
-
-def test_the_command_for_the_next_stage_leaves_out_the_search_of_this_one():
-    assert "search" not in next_command(
-        "single", ["+stage=smoke", "search=optuna", LR_RANGE, "search.trials=3", "model=tiny"]
-    )
