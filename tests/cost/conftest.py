@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
@@ -20,8 +21,11 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def place(any_database: str) -> str:
-    return any_database
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a test's ledger is: a SQLite file, and PostgreSQL too for tests that take `any_database`."""
+    if "any_database" in request.fixturenames:
+        return request.getfixturevalue("any_database")
+    return str(tmp_path / "ledger.db")
 
 
 @pytest.fixture

@@ -27,14 +27,6 @@ RULES = (BillingRule("cloud", 1, 0, "up", False, ("running",), "moment", 0, "non
 
 
 @pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite; also PostgreSQL in tests that use the fixture `any_database`."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def filled_ledger(ledger, clock, make_lease):
     """On ann's machine: an hour of startup, an hour of a trial on half the cards, an hour without a sweep."""
     fields = {"sku": "box", "provider": "cloud", "price_hash": ROW.hash, "opened_by": "hand"}

@@ -101,14 +101,6 @@ def test_coverage_of_a_lease_has_no_gap_and_lies_within_the_commitment(commitmen
 
 
 @pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite; also PostgreSQL in tests that use the fixture `any_database`."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def filled_ledger(ledger, clock, make_lease) -> Ledger:
     """Eight cards bought for ten hours at 100 USD, and a lease of four of them; a trial runs from hour 1 to hour 3."""
     add_commitment(ledger, make_commitment(), ())

@@ -46,14 +46,6 @@ def rules(storage: str) -> tuple[BillingRule, ...]:
 
 
 @pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite; also PostgreSQL in tests that use the fixture `any_database`."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def filled_ledger(ledger, clock, make_lease) -> Ledger:
     """A lease that one sweep uses for ten days of January, with one trial; twenty-one more days have passed since."""
     ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=BOX.hash))

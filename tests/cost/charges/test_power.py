@@ -12,14 +12,6 @@ from cost.charges.power import PowerMeter, cards_watts, measured_watts
 
 
 @pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite; also PostgreSQL in tests that use the fixture `any_database`."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
     """A function that puts a script named `nvidia-smi` on PATH; the script prints a text and exits with a code."""
     folder = tmp_path / "bin"

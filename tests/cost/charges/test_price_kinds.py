@@ -48,14 +48,6 @@ BOOK = PriceBook(
 
 
 @pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite; also PostgreSQL in tests that use the fixture `any_database`."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def filled_ledger(ledger, clock, make_lease):
     """A lease from 00:00: an hour of startup, two hours of a trial on half of the cards, half a minute of teardown."""
     ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=BOOK.rows[2].hash))

@@ -19,11 +19,6 @@ HOUR = 3600
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def book() -> PriceBook:
     return PriceBook.load()
 

@@ -34,11 +34,6 @@ BOOK = PriceBook((ROW,))
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def books(ledger, make_lease, clock):
     """A machine held from 20 January to 10 February 2026; its sweep ran in January."""
     clock.advance_seconds(19 * DAY)

@@ -50,6 +50,12 @@ ROW = PriceRow(
 BOOK = PriceBook((ROW,))
 
 
+@pytest.fixture
+def place(any_database: str) -> str:
+    """Every ledger that is merged into runs on both databases."""
+    return any_database
+
+
 def test_every_table_has_a_rule():
     own = {schema.event, schema.closed_period}
     assert own | set(merging._KEYS) | set(merging._COUNTED) == set(schema.metadata.sorted_tables)

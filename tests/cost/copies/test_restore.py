@@ -20,14 +20,6 @@ from cost.records import Correction, StoreError, UsageKey
 
 
 @pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite, and PostgreSQL where a test asks for it by name."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def books(ledger, clock, make_lease) -> Ledger:
     """Something in most tables, with amounts beyond 64 bits."""
     ledger.leases.open(make_lease(tags={"team": "rl"}))

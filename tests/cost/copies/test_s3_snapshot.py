@@ -21,14 +21,6 @@ def objects(client, bucket: Bucket) -> list[str]:
 
 
 @pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite, and PostgreSQL where a test asks for it by name."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def books(ledger, make_lease) -> Ledger:
     ledger.leases.open(make_lease())
     ledger.leases.attach("L1", "s1")

@@ -51,14 +51,6 @@ BOOK = PriceBook((BOX, price("disk", "0.31", per="gib_month", cards=0)))
 RULES = (rule(),)
 
 
-@pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite, and PostgreSQL where a test asks for it by name."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
 def enter(ledger: Ledger, state: str, at_ns: int | None = None, rules=RULES) -> bool:
     return set_state(ledger, StateChange("L1", state, ledger.now_ns() if at_ns is None else at_ns), rules)
 

@@ -38,11 +38,6 @@ def rates(folder: Path, fixings: dict[str, str], day_read: str = "2025-12-01") -
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def books(ledger, clock, make_lease):
     """A machine held by a sweep from the first of January, midnight, for 90 hours and a bit, with two trials."""
     ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))

@@ -26,11 +26,6 @@ HOUR = 3600
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def books(ledger, make_lease):
     ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
     ledger.leases.attach("L1", "s1")

@@ -63,14 +63,6 @@ RULES = (rule(),)
 
 
 @pytest.fixture
-def place(request, tmp_path) -> str:
-    """SQLite, and PostgreSQL where a test asks for it by name."""
-    if "any_database" in request.fixturenames:
-        return request.getfixturevalue("any_database")
-    return str(tmp_path / "ledger.db")
-
-
-@pytest.fixture
 def book() -> PriceBook:
     """A machine of eight cards at one unit an hour and card."""
     return PriceBook((row(),))
