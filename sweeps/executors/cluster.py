@@ -1,7 +1,9 @@
-"""The Ray that runs the trials, as the driver sees it: started or joined, and how many cards its nodes have.
+"""The Ray cluster that runs the trials: starts or joins one, and counts the cards of its nodes.
 
-Knows nothing of trials. Tokens are read by Ray itself, from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or `~/.ray/auth_token`,
-and never appear in a message.
+Ray reads its tokens itself, from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or `~/.ray/auth_token`; they never appear in a
+message.
+
+Tested in tests/sweeps/executors/test_local_ray.py and tests/e2e/test_cluster.py.
 """
 
 from __future__ import annotations
@@ -22,25 +24,25 @@ CARD = "card"
 """The custom Ray resource that stands for a card where there are no GPUs."""
 
 START_TRIES = 3
-"""How often a Ray of our own is started before its failure is one."""
+"""How often starting a local Ray is tried."""
 
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # 15 by default: beside any other program, a trial would get next to nothing
+    "RAY_worker_niceness": "0",  # 15 by default: beside other programs, a trial would get almost no CPU
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_WARN_THRESHOLD_S": "30",
-    # Else an attempt's process starts only once the one before has started. The host says how many may run at once.
+    # Otherwise attempts start one after the other. The controller decides how many run at once.
     "TUNE_MAX_PENDING_TRIALS_PG": "1000",
 }
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node that is alive."""
+    """A node of the cluster that is alive."""
 
     node_id: str
     address: str
@@ -49,12 +51,12 @@ class Node:
 
 
 def resource_of(device: str) -> str:
-    """What Ray calls a card of this kind."""
+    """The name of Ray's resource for a card of this device."""
     return "GPU" if device == "cuda" else CARD
 
 
 def start_local(cards: Sequence[int], device: str) -> None:
-    """A Ray of our own on this host, with these cards. One that does not come up is ended, and started anew."""
+    """Start a Ray on this host with these cards. After a failed start, its processes are ended and it starts again."""
     local: dict[str, Any] = {"include_dashboard": False}
     if device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, cards))
@@ -68,7 +70,7 @@ def start_local(cards: Sequence[int], device: str) -> None:
         try:
             _init("local", **local)
             return
-        except Exception:  # Ray gives its parts 30 s to start, which on a crowded machine is not always enough
+        except Exception:  # Ray gives its processes 30 s to start: too short on a busy machine
             for process in set(psutil.Process().children(recursive=True)) - before:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -78,19 +80,19 @@ def start_local(cards: Sequence[int], device: str) -> None:
 
 @contextmanager
 def joined(address: str, device: str, cards_per_trial: int, named_by: str) -> Iterator[int]:
-    """Connected to the Ray at `address`; gives how many of its cards trials of this size can use.
+    """Connects to the Ray at `address`; yields how many of its cards trials of this size can use.
 
     Args:
-        named_by: the key and value that named the address, for messages.
+        named_by: the key and value that give the address, for messages.
 
     Raises:
-        ConfigError: nothing answers there, it wants another token, or no node of it can ever hold a trial.
+        ConfigError: there is no Ray, it refuses the token, or no node can ever run a trial.
     """
     import ray
 
     no_answer = (
         f"{named_by}: no Ray answers at {address}; start one there with `ray start --head`, or use "
-        "machine.cluster=local for a Ray of our own on this host"
+        "machine.cluster=local to start one on this host"
     )
     if not _listens(address):
         raise ConfigError(no_answer)
@@ -103,7 +105,7 @@ def joined(address: str, device: str, cards_per_trial: int, named_by: str) -> It
         found = alive_nodes(device)
         usable = usable_cards(found, cards_per_trial)
         if not usable:
-            raise ConfigError(_never_fits(found, device, cards_per_trial, f"{named_by}: the Ray at {address}"))
+            raise ConfigError(_never_fits_text(found, device, cards_per_trial, f"{named_by}: the Ray at {address}"))
         yield usable
     finally:
         if ray.is_initialized():
@@ -111,7 +113,7 @@ def joined(address: str, device: str, cards_per_trial: int, named_by: str) -> It
 
 
 def alive_nodes(device: str) -> list[Node]:
-    """Those that are alive now, by Ray's own count."""
+    """The nodes that Ray reports as alive."""
     import ray
 
     kind = resource_of(device)
@@ -123,18 +125,18 @@ def alive_nodes(device: str) -> list[Node]:
 
 
 def usable_cards(nodes: Sequence[Node], cards_per_trial: int) -> int:
-    """Cards that trials can hold at once: a trial's are all on one node, which also spares it a CPU."""
+    """Cards that trials can use at once: a trial needs all its cards, and a CPU, on one node."""
     trials = [min(n.cards // cards_per_trial, int(n.cpus)) for n in nodes]
     return sum(trials) * cards_per_trial
 
 
 def named(node_id: str) -> str:
-    """A node for a person, alive or not: its address, and which of those that have it. An empty id is none yet."""
+    """A node for a person: its address, and the start of its id since nodes may share one. Empty id: none yet."""
     return f"{_address(node_id) or 'node'} ({node_id[:8]})" if node_id else "before it began"
 
 
 def on_node(node_id: str) -> dict[str, float]:
-    """A sliver of the resource that only this node has: who asks for it is placed there."""
+    """A small amount of the resource that only this node has, to place something there."""
     address = _address(node_id)
     return {f"node:{address}": 0.001} if address else {}
 
@@ -145,14 +147,14 @@ def _address(node_id: str) -> str | None:
     return next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node_id), None)
 
 
-def _never_fits(nodes: Sequence[Node], device: str, cards_per_trial: int, where: str) -> str:
+def _never_fits_text(nodes: Sequence[Node], device: str, cards_per_trial: int, where: str) -> str:
     kind = resource_of(device)
     wanted = f"a trial needs a CPU and {cards_per_trial} x {kind} of one node (search.cards_per_trial)"
     there = "; ".join(f"{n.address}: {n.cards} x {kind}, {n.cpus:g} x CPU" for n in nodes) or "no node"
     resources = "--num-gpus=N" if kind == "GPU" else f"--resources='{{\"{CARD}\": N}}'"
     return (
-        f"{where} can never hold a trial: {wanted}, and there is {there}. Ask for fewer cards, or join nodes that "
-        f"have them: `ray start --address=... {resources}`"
+        f"{where} can never run a trial: {wanted}, and there is {there}. Use fewer cards, or add nodes that have "
+        f"enough: `ray start --address=... {resources}`"
     )
 
 
@@ -160,14 +162,14 @@ def _init(address: str, **settings: Any) -> None:
     os.environ.update({k: v for k, v in _ENVIRONMENT.items() if k not in os.environ})
     import ray
 
-    # A trial that died is told of in our own words; Tune's are a traceback of its inside.
+    # The executor reports a trial that died; Tune would log a traceback of its own code.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
     ray.init(address=address, **quiet, **settings)
 
 
 def _listens(address: str) -> bool:
-    """Whether something does at this HOST:PORT; other forms of address (`auto`, `ray://...`) are left to Ray."""
+    """Whether a server listens at this HOST:PORT; other forms of address (`auto`, `ray://...`) are left to Ray."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:
         return True
@@ -179,10 +181,10 @@ def _listens(address: str) -> bool:
 
 
 def _check_token(address: str, named_by: str) -> None:
-    """Ray's own connecting tries a refused token over and over for 20 s, and then says that nobody answered.
+    """Check the token before connecting: Ray retries a refused token for 20 s and then reports that nothing answered.
 
     Raises:
-        ConfigError: the cluster refuses the token, or there is none where one was asked for.
+        ConfigError: the cluster refuses the token, or needs one and there is none.
     """
     from ray.exceptions import AuthenticationError, RpcError
 
@@ -190,7 +192,9 @@ def _check_token(address: str, named_by: str) -> None:
     mode = os.environ.get("RAY_AUTH_MODE", "")
     where = "RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH=FILE, or ~/.ray/auth_token"
     if mode.lower() == "token" and not raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
-        raise ConfigError(f"{named_by}: RAY_AUTH_MODE=token, and there is no token: put the cluster's into {where}")
+        raise ConfigError(
+            f"{named_by}: RAY_AUTH_MODE=token, and there is no token: put the cluster's token into {where}"
+        )
     if not address.rpartition(":")[2].isdigit() or "/" in address:
         return
     try:
@@ -198,8 +202,8 @@ def _check_token(address: str, named_by: str) -> None:
     except AuthenticationError as error:
         given = "the token of this process is not the cluster's" if mode.lower() == "token" else "none was sent"
         raise ConfigError(
-            f"{named_by}: the Ray at {address} wants a token, and {given}: set RAY_AUTH_MODE=token, and put the "
+            f"{named_by}: the Ray at {address} needs a token, and {given}: set RAY_AUTH_MODE=token, and put the "
             f"cluster's token into {where}"
         ) from error
     except RpcError:
-        return  # said better by connecting
+        return  # connecting reports it better

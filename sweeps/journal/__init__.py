@@ -1,1 +1,1 @@
-"""The journal: a sweep's events, and the state that follows from replaying them."""
+"""The journal: the events of a sweep, and the state that their replay gives."""

@@ -1,6 +1,6 @@
-"""The curves of a step as named numbers, the way people see them: in MLflow, in tables, in plots.
+"""The curves of a step as named numbers, as people see them in MLflow, tables and plots.
 
-This is where sums and counts finally become means. An undefined curve has no name here; it is never shown as zero.
+Sums and counts become means here. An undefined curve is left out; it is never shown as zero.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What is kept of a trial's words: a fold of bounded size, whatever the number of its steps.
+"""The summary of a trial's messages: of bounded size, whatever the number of its steps.
 
-Gates, estimates, the learning-rate rule, pruning and the terminal judge by this; who needs every step of a trial reads
-them from the journal (`sweeps.journal.reports`). A step counts once: one done again after a restore repeats the same
-work, so the fold passes over steps (and evaluations) that are not beyond the highest seen so far.
+Gates, forecasts, the learning-rate rule, pruning and the terminal use it. Readers that need every step of a trial read
+the journal (`sweeps.journal.trial_reports`). A step counts once: steps and evaluations that are done again after a
+restore repeat the same work, so the summary skips everything that is not beyond the highest step so far.
+
+Tested in tests/sweeps/journal/test_journal.py and tests/sweeps/protocol/test_gates.py.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from rl.spec import (
 )
 
 WINDOW_STEPS = 5
-"""The last steps that the learning-rate rule judges by."""
+"""How many of the last steps the learning-rate rule reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The largest of a number over a trial's steps, and where it was. Infinite where it was no number."""
+    """The largest value of a number over a trial's steps, and its step. NaN counts as infinite."""
 
     value: float
     step: int
@@ -39,7 +41,7 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """The first step with numbers that are not finite, and their names."""
+    """The first step with numbers that are not finite, and the names of those numbers."""
 
     step: int
     names: tuple[str, ...]
@@ -47,7 +49,7 @@ class NotFinite:
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """What a table shows of a trial's newest step."""
+    """The newest step of a trial, as tables show it."""
 
     reward: float | None
     acc: float | None
@@ -56,18 +58,18 @@ class LastStep:
 
 @dataclass(frozen=True, slots=True)
 class WindowStep:
-    """What the learning-rate rule needs of one step; see `rl.spec.Curves`."""
+    """The curves of one step that the learning-rate rule reads; see `rl.spec.Curves`."""
 
     clip_frac: Mean | None
     approx_kl: Mean | None
     entropy: Mean | None
     grad_norms: tuple[float, ...]
-    """By update."""
+    """One per update."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation question by question, kept small: trials share the names of their questions."""
+    """One evaluation, question by question. Trials share the tuples of question ids, to save memory."""
 
     step: int
     questions: tuple[str, ...]
@@ -75,8 +77,8 @@ class Evaluation:
     samples: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "questions", _the_same(self.questions))
-        object.__setattr__(self, "samples", _the_same(self.samples))
+        object.__setattr__(self, "questions", _shared(self.questions))
+        object.__setattr__(self, "samples", _shared(self.samples))
 
     @property
     def results(self) -> tuple[QuestionResult, ...]:
@@ -89,7 +91,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The mean of one evaluation; None where it had no samples."""
+    """The accuracy of one evaluation; None where it had no samples."""
 
     step: int
     acc: float | None
@@ -97,40 +99,40 @@ class Accuracy:
 
 @dataclass(slots=True)
 class TrialSummary:
-    """All that a trial has said, over all its attempts."""
+    """The summary of all messages of a trial, over all its attempts."""
 
     step: int = 0
-    """The highest step done: steps 1 to this one have been reported."""
+    """The highest step: steps 1 to this one have been reported."""
     wall_ns: int = 0
-    """Of those steps, each once."""
+    """Wall time of those steps, each counted once."""
     step_times: dict[str, int] = field(default_factory=dict)
-    """How many of those steps took how long: nanoseconds to three digits, such as `1.83e+09`."""
+    """Histogram of their wall times: how many steps took that many nanoseconds, to three digits (`1.83e+09`)."""
     staleness: int = 0
-    """The largest."""
+    """The largest staleness."""
     ratio_off: Worst | None = None
-    """Distance of the first update's mean ratio from 1, over steps with fresh rollouts."""
+    """Distance of the mean ratio of the first update from 1, over steps with fresh rollouts."""
     logp_diff: Worst | None = None
     """Mean |log pi_old - log pi_sample|, over steps with fresh rollouts."""
     not_finite: NotFinite | None = None
     first_entropy: Mean | None = None
-    """Of step 1."""
+    """Entropy of step 1."""
     window: tuple[WindowStep, ...] = ()
     """The last `WINDOW_STEPS` steps, in order."""
     last: LastStep | None = None
     first_evaluation: Evaluation | None = None
     last_evaluation: Evaluation | None = None
-    """None until there are two."""
+    """None until there are two evaluations."""
     accuracies: tuple[Accuracy, ...] = ()
-    """Of every evaluation, in order of steps."""
+    """Every evaluation, in order of steps."""
     evaluation_wall_ns: int = 0
     started: Started | None = None
-    """Of the newest attempt."""
+    """`Started` of the newest attempt."""
     checkpoint: CheckpointWritten | None = None
-    """The newest."""
+    """The newest checkpoint."""
     finished: Finished | None = None
 
     def add(self, message: Event) -> None:
-        """Take in the next word of the trial."""
+        """Add the next message of the trial."""
         if isinstance(message, StepReport):
             if message.step > self.step:
                 self._add_step(message)
@@ -146,12 +148,12 @@ class TrialSummary:
 
     @property
     def acc(self) -> float | None:
-        """Of the newest evaluation."""
+        """Accuracy of the newest evaluation."""
         return self.accuracies[-1].acc if self.accuracies else None
 
     @property
     def window_clip_frac(self) -> float | None:
-        """Of the last steps together."""
+        """Over the steps of the window together."""
         return sum((step.clip_frac for step in self.window if step.clip_frac is not None), Mean.EMPTY).value
 
     def _add_step(self, report: StepReport) -> None:
@@ -165,8 +167,8 @@ class TrialSummary:
             first = curves.updates[0].ratio.value if curves.updates else None
             self.ratio_off = _worse(self.ratio_off, None if first is None else abs(first - 1.0), report.step)
             self.logp_diff = _worse(self.logp_diff, curves.logp_diff.value, report.step)
-        if self.not_finite is None and not math.isfinite(_any_not_finite(report)):
-            # Finite numbers may have a sum that is not.
+        if self.not_finite is None and not math.isfinite(_sum_of_numbers(report)):
+            # The sum of finite numbers may overflow.
             names = {name for name, value in _numbers(report) if not math.isfinite(value)}
             self.not_finite = NotFinite(report.step, tuple(sorted(names))) if names else None
         clip_frac, entropy = curves.clip_frac, curves.over_updates("entropy")
@@ -190,8 +192,8 @@ class TrialSummary:
 
 
 @functools.lru_cache(maxsize=64)
-def _the_same(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of tuples that are equal the one that was seen first, so that there is only one in memory."""
+def _shared(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The first of all equal tuples, so that only one of them is in memory."""
     return value
 
 
@@ -203,8 +205,8 @@ def _worse(before: Worst | None, value: float | None, step: int) -> Worst | None
     return Worst(value, step) if before is None or value > before.value else before
 
 
-def _any_not_finite(report: StepReport) -> float:
-    """Finite where all numbers of `_numbers` are, at a fraction of the price."""
+def _sum_of_numbers(report: StepReport) -> float:
+    """Finite where all numbers of `_numbers` are finite; much faster than testing each."""
     curves = report.curves
     total = curves.reward.total + curves.acc.total + curves.response_length.total
     total += curves.logp_diff.total + curves.sampler_ratio.total + curves.mismatch_kl.total

@@ -1,6 +1,6 @@
-"""The gates between two stages: pure judgements over what the journal says, each with its reasons.
+"""The gates between two stages: checks of a sweep's record, each with its reason. Pure functions.
 
-A gate is open when no check fails. A check that has nothing to judge says so (`ok=None`) and closes nothing.
+A gate is open when no check fails. A check that has nothing to judge has `ok=None` and closes nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sweeps.journal.trial_summary import Worst
 
 
 def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> GateVerdict:
-    """Are the curves of this sweep healthy enough to spend more on the next stage?"""
+    """Judge whether the curves of this sweep are healthy enough to spend money on the next stage."""
     checks = (
         _all_steps_done(record, steps),
         _ratio_on_first_update(record, cfg.ratio_tolerance),
         _sampler_agrees(record, cfg.max_logp_diff),
         _finite(record),
-        _accuracy_held(record),
+        _accuracy_kept(record),
         _cards_released(record),
     )
     return GateVerdict("metric", checks, record.simulated, cfg.force)
@@ -39,13 +39,13 @@ def _all_steps_done(record: SweepRecord, steps: int) -> GateCheck:
     if short:
         return GateCheck("all steps done", False, "not finished: " + ", ".join(short))
     if pruned == len(record.trials):
-        return GateCheck("all steps done", False, "every trial was ended early (search.pruning)")
+        return GateCheck("all steps done", False, "every trial was pruned (search.pruning)")
     text = f"{len(record.trials) - pruned} trials of {steps} steps"
-    return GateCheck("all steps done", True, text + (f", {pruned} ended early (search.pruning)" if pruned else ""))
+    return GateCheck("all steps done", True, text + (f", {pruned} pruned (search.pruning)" if pruned else ""))
 
 
 def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> GateCheck:
-    """On the first update of a rollout nothing has moved yet: pi/pi_old has to be 1."""
+    """Before the first update of a rollout the policy has not changed: pi/pi_old must be 1."""
     name = "ratio 1 on the first update"
     worst = _worst((t, t.summary.ratio_off) for t in record.trials.values())
     if worst is None:
@@ -55,7 +55,7 @@ def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> GateCheck:
 
 
 def _sampler_agrees(record: SweepRecord, limit: float) -> GateCheck:
-    """What sampled and what is trained are the same policy up to rounding; stale weights differ by far more."""
+    """Sampler and learner have the same policy, up to rounding. With stale weights they differ by far more."""
     name = "sampler agrees with learner"
     worst = _worst((t, t.summary.logp_diff) for t in record.trials.values())
     if worst is None:
@@ -65,7 +65,7 @@ def _sampler_agrees(record: SweepRecord, limit: float) -> GateCheck:
 
 
 def _worst(found: Iterable[tuple[TrialRecord, Worst | None]]) -> tuple[float, str] | None:
-    """The largest over the trials, and where it was; the first of equals."""
+    """The largest value over the trials, and where it was; the first of equal values."""
     known = [(worst, trial) for trial, worst in found if worst is not None]
     if not known:
         return None
@@ -73,8 +73,8 @@ def _worst(found: Iterable[tuple[TrialRecord, Worst | None]]) -> tuple[float, st
     return worst.value, f"{trial.trial_id} step {worst.step}"
 
 
-def _accuracy_held(record: SweepRecord) -> GateCheck:
-    """At least one trial did not lose accuracy: its paired difference by question does not lie below 0 (95 %)."""
+def _accuracy_kept(record: SweepRecord) -> GateCheck:
+    """Fails when every trial lost accuracy: the paired difference by question is below 0 (95 % interval)."""
     judged, fell = 0, []
     for trial in record.trials.values():
         before, after = trial.summary.first_evaluation, trial.summary.last_evaluation
@@ -85,10 +85,10 @@ def _accuracy_held(record: SweepRecord) -> GateCheck:
         if change.high < 0:
             fell.append(f"{trial.trial_id} by {-change.value:.2f}")
     if not judged:
-        return GateCheck("accuracy held", None, "no trial was evaluated before and after")
+        return GateCheck("accuracy kept", None, "no trial was evaluated before and after")
     if not fell:
-        return GateCheck("accuracy held", True, f"no trial lost accuracy, of {judged}")
-    return GateCheck("accuracy held", len(fell) < judged, f"fell in {len(fell)} of {judged} trials: " + ", ".join(fell))
+        return GateCheck("accuracy kept", True, f"no trial lost accuracy, of {judged}")
+    return GateCheck("accuracy kept", len(fell) < judged, f"fell in {len(fell)} of {judged} trials: " + ", ".join(fell))
 
 
 def _finite(record: SweepRecord) -> GateCheck:
@@ -103,6 +103,6 @@ def _finite(record: SweepRecord) -> GateCheck:
 
 def _cards_released(record: SweepRecord) -> GateCheck:
     if record.unreleased:
-        held = ", ".join(record.unreleased)
-        return GateCheck("cards released", False, f"processes or cards were still held after the end of {held}")
+        attempts = ", ".join(record.unreleased)
+        return GateCheck("cards released", False, f"processes or cards were still in use after the end of {attempts}")
     return GateCheck("cards released", True, "every attempt's processes ended and its cards came back")

@@ -1,8 +1,8 @@
-"""`clip_frac` as the instrument for the learning rate: pure advice from the last steps of a trial.
+"""The learning-rate rule: advice from `clip_frac` over the last steps of a trial. Pure functions.
 
-Under 2 % a raise may be tried, 3 to 10 % is left alone, over 20 % it is lowered; between the bands it is left alone
-too. Healthy public runs sit at 0.0 to 0.9 %, so a low value alone is no reason: a raise is guarded by entropy,
-approximate KL and gradient norm, happens once per stage, and has to win against the held rate beside it.
+Over 20 % the rate is lowered, from 2 to 20 % it is kept, under 2 % a raise may be tried. Healthy public runs have 0.0
+to 0.9 %, so a low value alone is no reason: a raise also needs healthy entropy, approximate KL and gradient norm,
+happens once per stage, and must win against a trial that keeps its rate.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from sweeps.journal.trial_summary import WINDOW_STEPS, TrialSummary, WindowStep
 
 RAISE_BELOW = 0.02
 LOWER_ABOVE = 0.20
-_NORMAL = f"{100 * RAISE_BELOW:.0f} to {100 * LOWER_ABOVE:.0f} %"
+_NORMAL_RANGE = f"{100 * RAISE_BELOW:.0f} to {100 * LOWER_ABOVE:.0f} %"
 RAISE_FACTOR = 1.5
 LOWER_FACTOR = 0.5
 MAX_APPROX_KL = 0.05
-"""A raise is out of the question where the policy already moves this far (nats per token) within one rollout."""
+"""No raise where the policy already moves this far (nats per token) within one rollout."""
 MIN_ENTROPY_LEFT = 0.3
-"""A raise is out of the question where less than this share of the first step's entropy is left."""
+"""No raise where less than this share of the first step's entropy is left."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What the rule says, and on what basis."""
+    """The advice of the rule, and its basis."""
 
-    action: Literal["raise", "hold", "lower", "abstain"]
+    action: Literal["raise", "keep", "lower", "abstain"]
     clip_frac: float | None
     basis: str
     reason: str
@@ -41,26 +41,27 @@ class Advice:
 
 
 def advise(trial: TrialSummary, algorithm: AlgorithmSpec) -> Advice:
-    """What the last `WINDOW_STEPS` of a trial say about its learning rate."""
+    """Advice on a trial's learning rate from its last `WINDOW_STEPS` steps."""
     basis = (
         f"eps {algorithm.clip_eps_low:g}/{algorithm.clip_eps_high:g}, {algorithm.ratio_level} ratio, "
         f"{algorithm.updates_per_rollout} updates per rollout, staleness {trial.staleness}"
     )
     if algorithm.surrogate != "clip" or algorithm.ratio_level != "token":
-        return Advice("abstain", None, basis, f"the clip of {algorithm.name} means something else")
+        return Advice("abstain", None, basis, f"clip_frac of {algorithm.name} has another meaning")
     if len(trial.window) < WINDOW_STEPS:
         return Advice("abstain", None, basis, f"fewer than {WINDOW_STEPS} steps so far")
     clip_frac = trial.window_clip_frac
     if clip_frac is None:
-        return Advice("abstain", None, basis, "one update per rollout: the ratio is 1 and nothing can be clipped")
+        return Advice("abstain", None, basis, "one update per rollout: the ratio is 1, so nothing is clipped")
     measured = f"clip_frac {100 * clip_frac:.1f} %"
     if clip_frac > LOWER_ABOVE:
-        return Advice("lower", clip_frac, basis, f"{measured}, above the normal range of {_NORMAL}")
+        return Advice("lower", clip_frac, basis, f"{measured}, above the normal range of {_NORMAL_RANGE}")
     if clip_frac >= RAISE_BELOW:
-        return Advice("hold", clip_frac, basis, f"{measured}, normal range {_NORMAL}")
+        return Advice("keep", clip_frac, basis, f"{measured}, normal range {_NORMAL_RANGE}")
+    measured += f", below the normal range of {_NORMAL_RANGE}"
     if objection := _objection_to_a_raise(trial.first_entropy, trial.window):
-        return Advice("hold", clip_frac, basis, f"{measured}, below the normal range of {_NORMAL}, but {objection}")
-    return Advice("raise", clip_frac, basis, f"{measured}, below the normal range of {_NORMAL}")
+        return Advice("keep", clip_frac, basis, f"{measured}, but {objection}")
+    return Advice("raise", clip_frac, basis, measured)
 
 
 def next_lr(trial: TrialRecord, message: StepReport, algorithm: AlgorithmSpec) -> float | None:

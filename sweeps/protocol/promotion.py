@@ -1,7 +1,7 @@
-"""From one rung of the ladder to the next: whether the gate below is open, and what changes on the way up.
+"""Whether a stage may start: the gate of the stage below must be open, and what changes since is shown.
 
-Pure: earlier sweeps and a configuration in, a verdict out. What must stay the same from rung to rung is the recipe;
-everything else that differs is shown, and where the number of cards changes it has to be acknowledged.
+Pure functions of earlier sweeps and a configuration. The recipe must stay the same from stage to stage. Everything else
+that differs is shown, and has to be acknowledged where trials get more or fewer cards.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _NOT_OF_THE_RECIPE: Mapping[str, frozenset[str]] = {
     ),
     "rollout": frozenset({"engine", "max_batch_completions", "gpu_memory_utilization", "kv_cache_gib"}),
 }
-"""Parts of the configuration that are the recipe, each without its keys about rate, batch, engine and evaluation."""
+"""The sections of the recipe, and the keys of each that are not part of it: rate, batch, engine, evaluation."""
 _SHOWN_OF_MACHINE = ("machine.name", "machine.cards", "machine.interconnect:")
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """The step up to a stage. `problem` is empty where it may be taken."""
+    """Whether a stage may start, and after which sweep."""
 
     below: str | None
-    """The sweep whose open gate this stage stands on; None: it stands on none."""
+    """The sweep whose open gate allows this stage; None: there is none."""
     changes: tuple[str, ...]
     """`key: old -> new`, against that sweep."""
     problem: str
-    """Why the stage must not start, and what to do; empty: it may."""
+    """Why the stage cannot start, and what to do; empty: it can."""
 
 
 def recipe_hash(config: Mapping[str, Any]) -> str:
-    """Of what must stay the same: weights, tokenizer, template, data, reward, lengths, sampling, loss.
+    """Hash of what must stay the same: weights, tokenizer, template, data, reward, lengths, sampling, loss.
 
     Args:
         config: as `sweeps.config.canonical` gives it.
@@ -56,9 +56,9 @@ def recipe_hash(config: Mapping[str, Any]) -> str:
 
 
 def promotion(records: Sequence[SweepRecord], cfg: SweepConfig) -> Promotion:
-    """Whether this stage may start, from what `records` (oldest first) say of the stage below it.
+    """Whether this stage may start after the sweeps in `records` (oldest first).
 
-    A simulated stage opens simulated ones only.
+    A simulated stage allows simulated stages only.
     """
     below = cfg.stage.needs_gate_of
     if not below:
@@ -83,7 +83,7 @@ def promotion(records: Sequence[SweepRecord], cfg: SweepConfig) -> Promotion:
 
 
 def _config_with(record: SweepRecord, recipe: str) -> Mapping[str, Any] | None:
-    """The sweep's configuration at the trials that had this recipe; None: none had it. A search may try several."""
+    """The sweep's configuration for trials of this recipe; None: no trial has it. A search may vary the recipe."""
     overrides = {
         json.dumps(t.planned.overrides, sort_keys=True): t.planned.overrides
         for t in record.trials.values()
@@ -109,21 +109,21 @@ def _with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> Mappin
 
 def _closed(cfg: SweepConfig, below: str, same: Sequence[SweepRecord]) -> str:
     if not same:
-        what = f"no {below} of this recipe has opened its gate in {cfg.paths.root}"
+        reason = f"no {below} sweep of this recipe in {cfg.paths.root} has an open gate"
     else:
-        why = "its gate is closed" if same[-1].gate else "it has not come to its gate"
-        what = f"{same[-1].sweep_id} is the newest {below} of this recipe, and {why}"
+        why = "its gate is closed" if same[-1].gate else "its gate was not judged"
+        reason = f"{same[-1].sweep_id} is the newest {below} sweep of this recipe, and {why}"
     return (
-        f"stage {cfg.stage.name} stands on an open gate of stage {below}: {what}. Run it first: "
-        f"python sweep.py +stage={below} with the same model, task and algorithm; or say why not: "
+        f"stage {cfg.stage.name} needs an open gate of stage {below}: {reason}. Run that stage first: "
+        f"python sweep.py +stage={below} with the same model, task and algorithm; or give a reason to skip it: "
         "'gate.start_anyway=\"REASON\"'"
     )
 
 
 def _unread(old: int, new: int, token: str) -> str:
     return (
-        f"from {old} to {new} cards a trial: look at what changes above, which is all that the lower rung does not "
-        f"answer for; then add gate.acknowledge={token}"
+        f"from {old} to {new} cards a trial: read the changes above, which the lower stage has not tested; then add "
+        f"gate.acknowledge={token}"
     )
 
 

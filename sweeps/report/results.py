@@ -20,7 +20,7 @@ from sweeps.journal.trial_summary import Evaluation, TrialSummary
 from sweeps.protocol.lr_rule import advise
 from sweeps.report.console import MAX_ROWS, STATE_STYLES, number_text, percent_text
 
-_LR_ACTIONS = {"raise": "lr may be raised", "hold": "keep lr", "lower": "lower lr", "abstain": "no advice"}
+_LR_ACTIONS = {"raise": "lr may be raised", "keep": "keep lr", "lower": "lower lr", "abstain": "no advice"}
 
 
 def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Mapping[str, Decimal]) -> Table:

@@ -115,9 +115,9 @@ except ConfigError as error:
     ("environment", "said"),
     [
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}, "usable: 2"),
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN[::-1]}, "wants a token, and the token of this process"),
-        ({}, "wants a token, and none was sent: set RAY_AUTH_MODE=token"),
-        ({"RAY_AUTH_MODE": "token"}, "there is no token: put the cluster's into RAY_AUTH_TOKEN"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN[::-1]}, "needs a token, and the token of this process"),
+        ({}, "needs a token, and none was sent: set RAY_AUTH_MODE=token"),
+        ({"RAY_AUTH_MODE": "token"}, "there is no token: put the cluster's token into RAY_AUTH_TOKEN"),
     ],
     ids=["right", "wrong", "no mode", "no token"],
 )
@@ -141,7 +141,7 @@ def test_a_trial_that_fits_no_node_is_refused_with_what_was_asked_and_what_there
 ):
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     result = python(JOIN.format(device=device, cards=cards), cluster, tmp_path, **secret)
-    assert f"refused: machine.cluster=auto: the Ray at {cluster.address} can never hold a trial: {said}" in (
+    assert f"refused: machine.cluster=auto: the Ray at {cluster.address} can never run a trial: {said}" in (
         result.stdout
     ), result.stderr
     assert ("1 x card, 1 x CPU" if device == "cpu" else "0 x GPU, 1 x CPU") in result.stdout
@@ -209,7 +209,7 @@ def test_the_whole_command_runs_real_trials_on_a_cluster_loses_a_node_and_finish
         settings = {"cwd": tmp_path, "env": environment(tmp_path) | secret, **output}
         refused = subprocess.run([*command, "machine=h100"], **settings, timeout=300, check=False)
         assert refused.returncode == 2, refused.stdout
-        assert "can never hold a trial: a trial needs a CPU and 1 x GPU" in " ".join(refused.stdout.split())
+        assert "can never run a trial: a trial needs a CPU and 1 x GPU" in " ".join(refused.stdout.split())
         assert not (tmp_path / "runs" / "ledger.db").exists(), "nothing was leased"
 
         rented = ["machine.purchase=on_demand", "machine.sku=runpod-h100", "machine.provider=runpod", "machine.watts=0"]

@@ -16,6 +16,11 @@ USD = 10**12
 
 
 @pytest.fixture
+def place(any_database: str) -> str:
+    return any_database
+
+
+@pytest.fixture
 def machine(ledger, make_lease) -> Ledger:
     """A ledger with lease L1: eight cards at 1 USD per card and hour, sweep s1 attached."""
     ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=row().hash))

@@ -10,11 +10,6 @@ from cost.records import Lease, LeaseState
 LEASE = Lease("L1", "i", "m", "sku", "cloud", 8, "USD", None)
 
 
-@pytest.fixture
-def place(tmp_path) -> str:
-    return str(tmp_path / "ledger.db")
-
-
 @pytest.mark.parametrize(
     ("to_ns", "at_ns", "status"),
     [(None, 5, "estimated"), (100, 5, "provisional"), (100, 10, "invoiced"), (None, 10, "invoiced")],

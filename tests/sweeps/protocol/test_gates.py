@@ -78,18 +78,18 @@ def test_a_sampler_with_stale_weights_closes_it():
 
 def test_accuracy_that_fell_in_every_trial_closes_it_and_in_one_of_two_is_only_named():
     record = a_record(correct_after=2)
-    assert closing(judge(record)) == ["accuracy held"]
+    assert closing(judge(record)) == ["accuracy kept"]
     record.trials["trial1"] = a_record().trials["trial0"]
     verdict = judge(record)
     assert verdict.open
-    assert "trial0 by 0.28" in next(c.reason for c in verdict.checks if c.name == "accuracy held")
+    assert "trial0 by 0.28" in next(c.reason for c in verdict.checks if c.name == "accuracy kept")
 
 
 def test_accuracy_that_fell_within_the_noise_of_the_evaluation_closes_nothing():
     assert judge(a_record(correct_after=19)).open
 
 
-def test_cards_still_held_close_it():
+def test_cards_that_were_not_released_close_it():
     record = a_record()
     record.unreleased.append("trial0/1")
     assert closing(judge(record)) == ["cards released"]

@@ -1,4 +1,4 @@
-"""From one rung to the next: which gate a stage stands on, and what has to be read before more cards are paid for."""
+"""Which gate a stage needs, and which changes have to be acknowledged before more cards are paid for."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def a_step(records: list[SweepRecord], *overrides: str):
     return promotion(records, compose(list(overrides)))
 
 
-def test_the_first_stage_stands_on_nothing():
+def test_the_first_stage_needs_no_gate():
     assert a_step([], "+stage=smoke").problem == ""
 
 
 @pytest.mark.parametrize(
-    ("records", "words"),
+    ("records", "text"),
     [
-        ([], "no smoke of this recipe has opened its gate"),
+        ([], "no smoke sweep of this recipe"),
         ([a_record("smoke", opened=False)], "its gate is closed"),
-        ([a_record("smoke", opened=None)], "has not come to its gate"),
-        ([a_record("smoke", "algorithm=dapo")], "no smoke of this recipe"),
-        ([a_record("smoke", "task=products")], "no smoke of this recipe"),
-        ([a_record("smoke", SIMULATED)], "no smoke of this recipe"),
+        ([a_record("smoke", opened=None)], "its gate was not judged"),
+        ([a_record("smoke", "algorithm=dapo")], "no smoke sweep of this recipe"),
+        ([a_record("smoke", "task=products")], "no smoke sweep of this recipe"),
+        ([a_record("smoke", SIMULATED)], "no smoke sweep of this recipe"),
     ],
     ids=["nothing", "closed", "unfinished", "another loss", "another task", "simulated"],
 )
-def test_a_stage_does_not_start_without_the_open_gate_below(records: list[SweepRecord], words: str):
+def test_a_stage_does_not_start_without_the_open_gate_below(records: list[SweepRecord], text: str):
     step = a_step(records, "+stage=single")
-    assert words in step.problem
+    assert text in step.problem
     assert "+stage=smoke" in step.problem
     assert a_step(records, "+stage=single", 'gate.start_anyway="tried elsewhere"').problem == ""
 
 
-def test_a_later_closed_gate_does_not_take_back_an_open_one_of_the_same_recipe():
+def test_a_later_closed_gate_does_not_revoke_an_open_gate_of_the_same_recipe():
     step = a_step([a_record("smoke"), a_record("smoke", opened=False)], "+stage=single")
     assert step.problem == ""
 
@@ -85,7 +85,7 @@ def test_lengths_sampling_loss_and_data_are_the_recipe(typed: str):
     assert recipe_hash(canonical(compose(["+stage=smoke"]))) != recipe_hash(canonical(compose(["+stage=smoke", typed])))
 
 
-def test_more_cards_are_not_paid_for_before_the_difference_was_read():
+def test_more_cards_need_the_acknowledged_changes():
     below = [a_record("single", SIMULATED)]
     first = a_step(below, "+stage=multi", SIMULATED)
     assert "from 1 to 8 cards" in first.problem
@@ -96,7 +96,7 @@ def test_more_cards_are_not_paid_for_before_the_difference_was_read():
     assert "from 1 to 8 cards" in other.problem
 
 
-def test_the_whole_ladder_is_climbed_with_the_commands_that_are_printed(tmp_path, capsys):
+def test_the_printed_commands_lead_through_all_stages(tmp_path, capsys):
     where = f"paths.root={tmp_path}"
     assert run(compose(["+stage=single", SIMULATED, where])) == EXIT_GATE
     assert not (tmp_path / "ledger.db").exists()
@@ -105,14 +105,14 @@ def test_the_whole_ladder_is_climbed_with_the_commands_that_are_printed(tmp_path
     multi = ["+stage=multi", SIMULATED, where, "search.lr_scaling=[hold]", "stage.steps=20"]
     capsys.readouterr()
     assert run(compose(multi)) == EXIT_GATE
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Follows single-" in said
-    token = re.search(r"gate.acknowledge=([\w-]+)", said)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Follows single-" in output
+    token = re.search(r"gate.acknowledge=([\w-]+)", output)
     assert token
     assert run(compose([*multi, f"gate.acknowledge={token[1]}"])) == EXIT_OK
 
 
-def test_a_stage_stands_on_the_recipes_that_a_search_tried_and_on_no_other():
+def test_a_stage_may_follow_any_recipe_that_a_search_tried_and_no_other():
     typed = (
         "search=random",
         "search.space.rollout.temperature=[0.8,0.9]",
@@ -126,7 +126,7 @@ def test_a_stage_stands_on_the_recipes_that_a_search_tried_and_on_no_other():
     step = a_step([record], "+stage=single", "rollout.temperature=0.8")
     assert step.problem == ""
     assert not any("temperature" in change for change in step.changes if not change.startswith("search."))
-    assert "no smoke of this recipe" in a_step([record], "+stage=single", "rollout.temperature=1.0").problem
+    assert "no smoke sweep of this recipe" in a_step([record], "+stage=single", "rollout.temperature=1.0").problem
     for trial in record.trials.values():
-        trial.pruned, trial.attempts = "it did poorly", [AttemptRecord(1, "lease-1", 0, 0, AttemptOutcome.PRUNED)]
-    assert "no smoke of this recipe" in a_step([record], "+stage=single", "rollout.temperature=0.8").problem
+        trial.pruned, trial.attempts = "low accuracy", [AttemptRecord(1, "lease-1", 0, 0, AttemptOutcome.PRUNED)]
+    assert "no smoke sweep of this recipe" in a_step([record], "+stage=single", "rollout.temperature=0.8").problem

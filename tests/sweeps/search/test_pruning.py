@@ -318,7 +318,7 @@ def test_a_pruned_trial_is_neither_completed_nor_failed_and_is_not_resumed(tmp_p
     assert {u.outcome for u in sweep.ledger.usages.find()} == {"COMPLETED", "PRUNED"}
     steps = next(c for c in metric_gate(record, 4, sweep.cfg.gate).checks if c.name == "all steps done")
     assert steps.ok
-    assert f"{len(pruned)} ended early" in steps.reason
+    assert f"{len(pruned)} pruned" in steps.reason
 
 
 def test_the_decision_is_committed_with_the_evaluation_before_the_trainer_receives_it(tmp_path):
