@@ -1,7 +1,7 @@
-"""Entries that make the books say what a bill says, down to each trial. They can be written twice without effect.
+"""Corrections that make the ledger cost what a bill says, down to each trial. Writing them twice changes nothing.
 
-The bill is believed, the facts are not changed. A commitment's price is not corrected: its purchase was entered, and
-what a bill has of it otherwise is for a person to enter.
+The bill decides the amounts; facts such as times are not changed. What a person has to settle is not corrected: a
+commitment that was entered at another price, and a lease without a price.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from datetime import UTC
 from typing import TYPE_CHECKING
 
-from cost.bills.commitment_purchases import PURCHASE
-from cost.bills.differences import DAY_NS, SEPARATE_KINDS, Cause, Comparison, Reconciliation
-from cost.bills.reader import Bill, period_of
+from cost.bills.bill import Bill
+from cost.bills.differences import NOT_CORRECTED, Cause, Comparison, Reconciliation
 from cost.bills.reconcile import is_billable
-from cost.charges.attribution import BILL_PREFIX, CostLine, attribute
-from cost.charges.charge_status import record_invoice
+from cost.charges.attribution import CostLine, attribute
+from cost.charges.charge_status import MACHINE, charge_kind, correction_prefix, record_invoice
 from cost.money import largest_remainder
 from cost.periods import period_name
 from cost.prices.billing import BillingRule
@@ -26,39 +25,44 @@ from cost.records import Correction
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
 
+_OWN_CATEGORY = ("tax", "credit", "storage", "egress", "fee", "idle")
+"""Causes that are a category of cost; any other cause changes the categories that it was found in."""
+
 
 def corrections(done: Reconciliation, ledger_lines: Sequence[CostLine]) -> list[Correction]:
-    """Entries that make each compared lease cost what the bill says, down to each trial.
+    """Corrections that make each compared lease cost what the bill says.
 
-    A difference of price or rounding is spread over what it was a price of; machine time that the books did not know
-    is idle, time that was not billed goes back to those it was booked to. Ids follow from bill, lease, day and cause,
-    so that writing them twice changes nothing. `ledger_lines` are those the comparison was made of.
+    A difference of price or rounding is spread over what the price was charged for. Machine time that is not in the
+    ledger is idle; time that was not billed is taken from those who were charged for it. A charge without machine time
+    on its day, such as a late refund, is spread over all that the lease cost. Ids follow from bill, lease, day and
+    cause. `ledger_lines`: the billable cost of every lease, cut at the days of the bill.
     """
     by_lease: dict[str, list[CostLine]] = defaultdict(list)
     for line in ledger_lines:
-        by_lease[line.lease.lease_id].append(line)
+        if charge_kind(line.category) == MACHINE:
+            by_lease[line.lease.lease_id].append(line)
     found = []
     for one in done.comparisons:
-        if one.kind == PURCHASE:
-            continue
-        lines = [
-            line
-            for line in by_lease[one.lease.lease_id]
-            if one.from_ns <= line.from_ns < one.to_ns and SEPARATE_KINDS.get(line.category, "machine") == "machine"
-        ]
+        every = by_lease[one.lease.lease_id]
+        within = [line for line in every if one.from_ns <= line.from_ns < one.to_ns]
         for cause in one.causes:
-            found += _spread(done.bill, one, cause, lines)
+            if cause.name not in NOT_CORRECTED:
+                found += _spread(done.bill, one, cause, within, every)
     return found
 
 
-def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[CostLine]) -> list[Correction]:
-    # By month too: a bill of several days says not which of them it means, but what is due in a month stays in it.
+def _spread(
+    bill: Bill, one: Comparison, cause: Cause, within: Sequence[CostLine], every: Sequence[CostLine]
+) -> list[Correction]:
+    own_category = cause.name if cause.name in _OWN_CATEGORY else ""
+    # A bill of several days does not say which of them it corrects, but what is due in a month stays in that month.
     weights: dict[tuple[str, str, str, int, str], int] = defaultdict(int)
-    began: dict[str, int] = {}
-    own_category = cause.name if cause.name in ("tax", "credit", "storage", "egress", "fee", "idle") else ""
-    for line in lines:
-        month = period_name(line.from_ns, "month", UTC)
-        began[month] = min(line.from_ns, began.get(month, line.from_ns))
+    first_ns: dict[str, int] = {}
+    own_month = period_name(one.from_ns, "month", UTC)
+    for line in within or every:
+        month = period_name(line.from_ns, "month", UTC) if within else own_month
+        at_ns = line.from_ns if within else one.from_ns
+        first_ns[month] = min(at_ns, first_ns.get(month, at_ns))
         if own_category:
             weights[month, line.sweep_id, "", 0, own_category] += line.pico
         else:
@@ -66,12 +70,12 @@ def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[CostLine]
     keys = [key for key, weight in sorted(weights.items()) if weight > 0]
     if not keys:
         category = own_category if own_category and own_category != "idle" else "adjustment"
-        keys = [(period_name(one.from_ns, "month", UTC), "", "", 0, category)]
+        keys = [(own_month, "", "", 0, category)]
         weights = dict.fromkeys(keys, 1)
     parts = largest_remainder(cause.pico, [weights[key] for key in keys])
     found = []
-    # What the books said is part of the id: another difference found later, on the same bill, is another entry.
-    head = f"{BILL_PREFIX}{bill.sha256[:16]}:{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
+    # The ledger's amount is a part of the id: another difference, found later on the same bill, is another correction.
+    head = f"{correction_prefix(bill.sha256)}{one.lease.lease_id}:{one.when}:{one.kind}:{one.ledger_pico}"
     for number, (key, pico) in enumerate(zip(keys, parts, strict=True)):
         month, sweep_id, trial_id, attempt, category = key
         if pico:
@@ -82,7 +86,7 @@ def _spread(bill: Bill, one: Comparison, cause: Cause, lines: Sequence[CostLine]
                     category=category,
                     pico=pico,
                     currency=one.lease.currency,
-                    at_ns=max(one.from_ns, began.get(month, one.from_ns)),
+                    at_ns=max(one.from_ns, first_ns.get(month, one.from_ns)),
                     reason=f"{cause.name}: {cause.text}",
                     sweep_id=sweep_id,
                     trial_id=trial_id,
@@ -100,19 +104,27 @@ def apply(
     *,
     rules: Sequence[BillingRule] | None = None,
 ) -> list[Correction]:
-    """Writes the corrections of a reconciliation, all or none, and that what it is about is invoiced now.
+    """Write the corrections of a reconciliation, all or none, and record that the compared charges are invoiced.
 
     Returns the corrections that were new.
     """
-    first, last = period_of(done.bill)
-    cuts = list(range(first, last + DAY_NS, DAY_NS))
-    lines = attribute(ledger, book, now_ns, cuts=cuts, rules=rules).lines
-    within = [line for line in lines if first <= line.from_ns < last and is_billable(line)]
-    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for one in done.comparisons:
-        if one.kind != PURCHASE or not one.difference:
-            spans[one.lease.lease_id].append((one.from_ns, one.to_ns))
+    lines = attribute(ledger, book, now_ns, cuts=done.bill.midnights, rules=rules).lines
+    billable = [line for line in lines if is_billable(line)]
     with ledger.transaction():
-        written = [one for one in corrections(done, within) if ledger.corrections.add(one)]
-        record_invoice(ledger, done.bill.sha256, spans, done.bill.invoice)
+        written = [one for one in corrections(done, billable) if ledger.corrections.add(one)]
+        for invoice, kind, compared in _by_invoice(done.comparisons):
+            spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+            for one in compared:
+                spans[one.lease.lease_id].append((one.from_ns, one.to_ns))
+            by_hand = [name for one in compared for name, _ in one.by_hand]
+            record_invoice(ledger, done.bill.sha256, spans, invoice, kind=kind, corrections=by_hand)
     return written
+
+
+def _by_invoice(comparisons: Sequence[Comparison]) -> list[tuple[str, str, list[Comparison]]]:
+    """The settled comparisons by number of the invoice and kind of charge."""
+    groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    for one in comparisons:
+        if one.settled:
+            groups[one.invoice, one.kind].append(one)
+    return [(invoice, kind, group) for (invoice, kind), group in sorted(groups.items())]

@@ -9,8 +9,8 @@ Tested in tests/cost/reports/test_report.py and in the tests of every room that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 
@@ -18,7 +18,16 @@ from sqlalchemy import Connection, select
 
 from cost.charges import commitments
 from cost.charges.allocation import AllocatedCost, Allocation, LeaseHistory, ReportedUsage, allocate
-from cost.charges.charge_status import LeaseSpans, invoice_numbers, invoiced_spans, status_at
+from cost.charges.charge_status import (
+    BILL_PREFIX,
+    AppliedBill,
+    AppliedBills,
+    applied_bills,
+    bills_of_charge,
+    bills_of_correction,
+    invoice_number,
+    status_of,
+)
 from cost.charges.lease_charge import (
     billing_rules,
     charge_lease,
@@ -34,9 +43,6 @@ from cost.money import largest_remainder
 from cost.prices.billing import BillingRule, Segment
 from cost.prices.book import PriceBook, PriceRow
 from cost.records import LOST_WORK_OUTCOMES, Lease, LeaseState, Usage, UsageKey
-
-BILL_PREFIX = "bill:"
-"""The start of the id of every correction that comes from a bill. All other corrections were made by hand."""
 
 _BILL_FLAGS, _HAND_FLAGS = ("corrected",), ("by_hand", "corrected")
 
@@ -72,6 +78,10 @@ class CostLine:
     """The amounts at list, contracted and effective prices. None: each of them equals `pico`."""
     exchange_rate: str = ""
     """For converted amounts: the exchange rate, its day and its source, as text."""
+    invoice: str = ""
+    """Number of the invoice that the amount is on."""
+    correction_id: str = ""
+    """Empty: a charge."""
 
     @property
     def list_pico(self) -> int:
@@ -106,8 +116,6 @@ class Attribution:
     usages: dict[tuple[str, UsageKey], Usage]
     """By sweep id and key."""
     leases: tuple[LeaseState, ...]
-    invoices: Mapping[str, Sequence[tuple[int, int, str]]] = field(default_factory=dict)
-    """By lease id: start, end and number of each invoice that was applied to it, the latest first."""
 
 
 def attribute(
@@ -131,33 +139,33 @@ def attribute(
         PriceError: a price or a billing rule that a lease had when it was opened is missing.
     """
     rules = billing_rules(book) if rules is None else rules
-    invoiced = invoiced_spans(ledger, as_of_ns)
+    bills = applied_bills(ledger, as_of_ns)
     with ledger.read() as connection:
         histories = _lease_histories(connection, sweep_id, as_of_ns, by_phase)
         all_states = queries.lease_states(connection, as_of_ns=as_of_ns)
-        corrections = _correction_lines(connection, histories, as_of_ns, invoiced)
+        corrections = _correction_lines(connection, histories, as_of_ns, bills)
     inputs = load_charge_inputs(ledger, book, all_states, now_ns, cuts=cuts, as_of_ns=as_of_ns)
     lines: list[CostLine] = []
     if sweep_id is None:
-        lines += _commitment_lines(inputs.commitment_usage, now_ns, invoiced)
+        lines += _commitment_lines(inputs.commitment_usage, now_ns, bills)
     usages: dict[tuple[str, UsageKey], Usage] = {}
     for history in histories:
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in history.usages})
         lease = history.state.lease
         charge, rows = charge_lease(history.state, book, rules, now_ns, inputs)
-        spans = invoiced.get(lease.lease_id, ())
+        own_bills = bills.get(lease.lease_id, ())
         alternatives = AlternativePrices(lease, rows, book, committed=lease.lease_id in inputs.commitment_usage.covered)
-        edges = sorted({*cuts, *(edge for span in spans for edge in span), *alternatives.change_times})
+        bill_edges = {edge for bill in own_bills for edge in (bill.from_ns, bill.to_ns)}
+        edges = sorted({*cuts, *bill_edges, *alternatives.change_times})
         segments = cut_segments(charge, edges, pico_per_ns_of(lease, rows))
         charged = _ChargedSegments(
             segments,
-            statuses=[status_at(history.state, s.from_ns, spans) for s in segments],
+            bills=own_bills,
             by_price_kind=alternatives.amounts(segments, [bool(_commitment_name(s)) for s in segments]),
             flags=("unknown_commitment",) if lease.lease_id in inputs.commitment_usage.unknown else (),
         )
         lines += _lease_lines(history, charged, rows, allocate(history, segments))
-    numbers = invoice_numbers(ledger, as_of_ns)
-    return Attribution((*lines, *corrections), usages, tuple(h.state for h in histories), numbers)
+    return Attribution((*lines, *corrections), usages, tuple(h.state for h in histories))
 
 
 def _commitment_name(segment: Segment) -> str:
@@ -166,14 +174,15 @@ def _commitment_name(segment: Segment) -> str:
     return source.removeprefix(commitments.PREFIX) if source.startswith(commitments.PREFIX) else ""
 
 
-def _commitment_lines(usage: commitments.CommitmentUsage, now_ns: int, invoiced: LeaseSpans) -> list[CostLine]:
+def _commitment_lines(usage: commitments.CommitmentUsage, now_ns: int, bills: AppliedBills) -> list[CostLine]:
     """One line per purchase of a commitment, and one per interval in which a part of a commitment was unused."""
     lines = []
     for commitment in usage.begun:
         lines.append(
             CostLine(
                 *(commitment.lease, "", "", 0, "purchase", 0, 0, commitment.from_ns, commitment.from_ns, None, False),
-                status="invoiced" if invoiced.get(commitment.lease.lease_id) else "provisional",
+                status="invoiced" if bills.get(commitment.lease.lease_id) else "provisional",
+                invoice=invoice_number(bills.get(commitment.lease.lease_id, ())),
                 commitment=commitment.name,
                 paid_pico=commitment.price.pico,
                 bought_micro_card_ns=commitment.cards * schema.MICRO_PER_CARD * (commitment.to_ns - commitment.from_ns),
@@ -223,10 +232,10 @@ def _lease_histories(
 
 @dataclass(frozen=True)
 class _ChargedSegments:
-    """A lease's charge: for each segment its status and its amounts at each kind of price."""
+    """A lease's charge: its segments with their amounts at each kind of price, and the bills that were applied."""
 
     segments: Sequence[Segment]
-    statuses: Sequence[str]
+    bills: Sequence[AppliedBill]
     by_price_kind: Sequence[PriceKindAmounts | None]
     flags: tuple[str, ...]
     """Flags of every line of the lease."""
@@ -246,17 +255,22 @@ def _lease_lines(
         key = UsageKey(cost.lease_id, cost.trial_id, cost.attempt)
         flags = (*lease_flags, "over_reported") if (cost.sweep_id, key) in over_reported else lease_flags
         price = rows.get(segment.price_hash)
+        bills = bills_of_charge(charged.bills, segment.from_ns, cost.category)
+        commitment = _commitment_name(segment)
         lines.append(
             CostLine(
                 *(lease, cost.sweep_id, cost.trial_id, cost.attempt, cost.category, cost.pico, cost.micro_card_ns),
-                *(segment.from_ns, segment.to_ns, price, not segment.price_hash, flags, charged.statuses[cost.segment]),
-                commitment=_commitment_name(segment),
+                *(segment.from_ns, segment.to_ns, price, not segment.price_hash, flags),
+                status=status_of(history.state, bills),
+                commitment=commitment,
                 by_price_kind=amounts,
+                # The purchase of a commitment is on an invoice; the time that it has paid for is not.
+                invoice="" if commitment else invoice_number(bills),
             )
         )
         totals = sweep_totals[cost.segment]
         totals[cost.sweep_id] = totals.get(cost.sweep_id, 0) + cost.pico
-    return [*lines, *_tax_lines(lease, charged, rows, sweep_totals)]
+    return [*lines, *_tax_lines(history.state, charged, rows, sweep_totals)]
 
 
 def _split_by_price_kind(
@@ -279,13 +293,12 @@ def _split_by_price_kind(
 
 
 def _tax_lines(
-    lease: Lease, charged: _ChargedSegments, rows: dict[str, PriceRow], sweep_totals: Sequence[dict[str, int]]
+    state: LeaseState, charged: _ChargedSegments, rows: dict[str, PriceRow], sweep_totals: Sequence[dict[str, int]]
 ) -> list[CostLine]:
     """Tax on top of the prices, split over sweeps in proportion to their net amounts, at each kind of price."""
     lines: list[CostLine] = []
     running = [Fraction(0)] * 4
-    segments = zip(charged.segments, charged.by_price_kind, sweep_totals, charged.statuses, strict=True)
-    for segment, amounts, totals, status in segments:
+    for segment, amounts, totals in zip(charged.segments, charged.by_price_kind, sweep_totals, strict=True):
         row = rows.get(segment.price_hash)
         if not tax_rate(row) or not any(totals.values()):
             continue
@@ -303,19 +316,21 @@ def _tax_lines(
         if amounts is not None:
             tax_amounts = PriceKindAmounts(listed, contracted, effective).split(weights)
         parts = largest_remainder(tax, weights)
+        bills = bills_of_charge(charged.bills, segment.from_ns, "tax")
         for sweep_id, pico, sweep_amounts in zip(totals, parts, tax_amounts, strict=True):
             lines.append(
                 CostLine(
-                    *(lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, False),
-                    status=status,
+                    *(state.lease, sweep_id, "", 0, "tax", pico, 0, segment.from_ns, segment.to_ns, row, False),
+                    status=status_of(state, bills),
                     by_price_kind=sweep_amounts,
+                    invoice=invoice_number(bills),
                 )
             )
     return lines
 
 
 def _correction_lines(
-    connection: Connection, histories: Sequence[LeaseHistory], as_of_ns: int | None, invoiced: LeaseSpans
+    connection: Connection, histories: Sequence[LeaseHistory], as_of_ns: int | None, applied: AppliedBills
 ) -> list[CostLine]:
     states = {history.state.lease.lease_id: history.state for history in histories}
     table = schema.correction
@@ -327,11 +342,14 @@ def _correction_lines(
         if (state := states.get(row.lease_id)) is None:
             continue
         flags = _BILL_FLAGS if row.correction_id.startswith(BILL_PREFIX) else _HAND_FLAGS
-        status = status_at(state, row.at_ns, invoiced.get(row.lease_id, ()))
+        bills = bills_of_correction(applied.get(row.lease_id, ()), row.correction_id, row.at_ns, row.category)
         lines.append(
             CostLine(
                 *(state.lease, row.sweep_id, row.trial_id, row.attempt, row.category, row.pico, 0),
-                *(row.at_ns, row.at_ns, None, False, flags, status),
+                *(row.at_ns, row.at_ns, None, False, flags),
+                status=status_of(state, bills),
+                invoice=invoice_number(bills),
+                correction_id=row.correction_id,
             )
         )
     return lines

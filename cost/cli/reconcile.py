@@ -13,6 +13,9 @@ from cost.reports.text_table import table_text
 if TYPE_CHECKING:
     from cost.bills.differences import Reconciliation
 
+SHOWN = 20
+"""How many missing resources the terminal shows."""
+
 
 def reconcile(
     bill: Annotated[Path, typer.Argument(help="The provider's bill, as CSV.")],
@@ -34,8 +37,8 @@ def reconcile(
     """
     from cost.bills import reconcile as rec
     from cost.bills import true_up
-    from cost.bills.commitment_purchases import PURCHASE
-    from cost.bills.reader import load_maps, read_bill
+    from cost.bills.column_map import load_maps
+    from cost.bills.reader import read_bill
     from cost.money import pico_text
     from cost.prices.book import PriceBook
     from cost.prices.fx import load_rates
@@ -58,15 +61,16 @@ def reconcile(
         print_json(body(done, written))
     else:
         _print(done, len(written), apply)
-    # What was bought is entered, not corrected.
-    bought_otherwise = any(c.kind == PURCHASE and c.difference for c in done.comparisons)
-    open_points = bool(done.missing or done.unbilled or bought_otherwise)
+    # A commitment is entered and a price is added by hand: neither is corrected.
+    unsettled = any(not c.settled for c in done.comparisons)
+    open_points = bool(done.missing or done.unbilled or unsettled)
     if open_points or (not apply and not done.agrees):
         raise typer.Exit(1)
 
 
 def body(done: Reconciliation, written: list) -> dict[str, Any]:
     """The reconciliation as JSON: amounts are exact decimal texts."""
+    from cost.bills.differences import sums_by_resource
     from cost.bills.reader import summary
     from cost.money import pico_text
 
@@ -91,6 +95,15 @@ def body(done: Reconciliation, written: list) -> dict[str, Any]:
             {"resource": m.resource, "kind": m.kind, "amount": pico_text(m.pico), "currency": m.currency, "at": m.where}
             for m in done.missing
         ],
+        "unrelated": [
+            {
+                "resource": line.resource or line.description or line.kind,
+                "lines": count,
+                "amount": pico_text(amount.pico),
+                "currency": amount.currency,
+            }
+            for line, count, amount in sums_by_resource(done.unrelated)
+        ],
         "not_on_the_bill": [
             {"lease": lease.lease_id, "amount": pico_text(pico), "currency": lease.currency}
             for lease, pico in done.unbilled
@@ -102,8 +115,9 @@ def body(done: Reconciliation, written: list) -> dict[str, Any]:
 
 
 def _print(done: Reconciliation, written: int, applied: bool) -> None:
+    from cost.bills.differences import sums_by_resource
     from cost.bills.reader import summary
-    from cost.money import rounded
+    from cost.money import Money, money_text, rounded
 
     read = summary(done.bill)
     print(f"{read['path']}: {read['lines']} lines from {read['from']} to {read['to']}, read as {read['map']}")
@@ -117,10 +131,21 @@ def _print(done: Reconciliation, written: int, applied: bool) -> None:
     for c in done.comparisons:
         for x in c.causes:
             print(f"  {c.lease.lease_id} {c.when}: {x.name} {rounded(x.pico, 6)} {c.lease.currency}: {x.text}")
-    for m in done.missing:
-        amount = f"{rounded(m.pico, 4)} {m.currency}"
-        what = m.resource or m.description or m.kind
-        print(f"  missing lease: {what} for {amount} ({m.where}); enter it with: python -m cost leases open")
+    missing = sums_by_resource(done.missing)
+    for line, count, amount in missing[:SHOWN]:
+        what = line.resource or line.description or line.kind
+        lines = f"{line.where}, {count} lines" if count > 1 else line.where
+        total = f"{rounded(amount.pico, 4)} {amount.currency}"
+        print(f"  missing lease: {what} for {total} ({lines}); enter it with: python -m cost leases open")
+    if len(missing) > SHOWN:
+        print(f"  missing lease: {len(missing) - SHOWN} more resources; --json lists them")
+    if done.unrelated:
+        amounts = ", ".join(map(money_text, Money.sums(Money(x.pico, x.currency) for x in done.unrelated)))
+        resources = len({line.resource for line in done.unrelated} - {""})
+        print(
+            f"  not ours: {len(done.unrelated)} lines of {resources} resources that no lease names, {amounts} (--json "
+            "lists them)"
+        )
     for lease, pico in done.unbilled:
         what = (
             lease.lease_id.replace(":", " ", 1)

@@ -157,11 +157,10 @@ def _gather(found: Attribution) -> list[_Charge]:
             line.by_price_kind.effective_row,
         )
         others = tuple(row and row.hash for row in kinds or ())
-        invoice = _invoice(found, line)
-        key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, others, invoice, period[0])
+        key = (lease.lease_id, line.sweep_id, line.trial_id, line.category, price, others, line.invoice, period[0])
         charge = gathered.get(key)
         if charge is None:
-            charge = gathered[key] = _Charge(line, period, invoice, from_ns=line.from_ns, to_ns=line.to_ns)
+            charge = gathered[key] = _Charge(line, period, line.invoice, from_ns=line.from_ns, to_ns=line.to_ns)
         charge.pico += line.pico
         charge.billed_pico += line.billed_pico
         charge.list_pico += line.list_pico
@@ -173,12 +172,6 @@ def _gather(found: Attribution) -> list[_Charge]:
         charge.flags.update(line.flags)
         charge.statuses.add(line.status)
     return list(gathered.values())
-
-
-def _invoice(found: Attribution, line: CostLine) -> str:
-    """The number of the invoice that a line is on; what was paid for before is on the purchase's."""
-    numbers = found.invoices.get(line.lease.lease_id, ())
-    return next((number for start, stop, number in numbers if start <= line.from_ns < stop), "")
 
 
 class _Months:

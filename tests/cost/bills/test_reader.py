@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cost.bills.reader import FIELDS, BillError, load_maps, period_of, read_bill, read_map
+from cost.bills.bill import BillError
+from cost.bills.column_map import FIELDS, load_maps, read_map
+from cost.bills.reader import read_bill
 from cost.money import PICO_PER_UNIT
 from cost.periods import instant_ns
 
@@ -158,7 +160,7 @@ def test_runpod_history_counts_milliseconds_and_is_about_days(tmp_path):
     assert bill.map.name == "runpod"
     assert line.seconds == Fraction(86400)
     assert line.pico == 95_760_000_000_000
-    assert period_of(bill) == (instant_ns("2026-11-01"), instant_ns("2026-11-02"))
+    assert bill.period == (instant_ns("2026-11-01"), instant_ns("2026-11-02"))
 
 
 def test_a_column_map_with_a_wrong_kind_or_a_missing_key_is_refused(tmp_path):

@@ -12,7 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cost.bills.reader import load_maps, read_bill
+from cost.bills.column_map import load_maps
+from cost.bills.reader import read_bill
 from cost.bills.reconcile import manual_conflicts, reconcile
 from cost.bills.true_up import apply
 from cost.charges.attribution import attribute
@@ -119,7 +120,7 @@ def test_another_price_is_found_by_the_time_on_the_bill(books):
     done = books.compare(f"i-1,{HELD},112.00,USD,")
     assert causes(done) == [("price", Decimal(-16))]
     (cause,) = done.comparisons[0].causes
-    assert cause.text == "billed at 28 USD an hour of the machine, booked at 32"
+    assert cause.text == "billed at 28 USD an hour of the machine, in the ledger at 32"
 
 
 def test_another_price_of_the_book_is_found_without_time_on_the_bill(books):
@@ -302,14 +303,14 @@ def test_a_credit_that_only_the_books_have_is_said_the_right_way_round(books):
     correct_by_hand(books, -10)
     done = books.compare(f"i-1,{HELD},128.00,USD,")
     (credit,) = [c for c in done.comparisons if c.kind == "credit"]
-    assert credit.causes[0].text == "the books have credit (entered by hand with `cost correct`), the bill has none"
+    assert credit.causes[0].text == "the ledger has credit (entered by hand with `cost correct`), the bill has none"
     assert manual_conflicts(done) == [credit]
 
 
 def test_a_credit_that_only_the_bill_has_is_said_the_right_way_round(books):
     done = books.compare(f"i-1,{HELD},128.00,USD,", f"i-1,{HELD},-10,USD,credit")
     (credit,) = [c for c in done.comparisons if c.kind == "credit"]
-    assert credit.causes[0].text == "the bill has credit, the books have none"
+    assert credit.causes[0].text == "the bill has credit, the ledger has none"
     assert manual_conflicts(done) == []
 
 
