@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from time import sleep
 
 from rich.text import Text
@@ -54,11 +55,12 @@ from sweeps.driver.summary import (
 from sweeps.executors import Executor
 from sweeps.forecast.step_time import from_data_sheet, measured
 from sweeps.journal.events import AttemptOutcome, DriverEnd, DriverEnded, DriverStarted
+from sweeps.journal.journal import SweepRecord
 from sweeps.journal.lost_attempts import end_lost_attempts, end_lost_attempts_of_all
 from sweeps.machines import acquire, lease, release
 from sweeps.machines.cards import lock_cards, ray_address
 from sweeps.machines.pricing import find_price, forecast_labels
-from sweeps.planning.plan import make_plan
+from sweeps.planning.plan import Plan, make_plan
 from sweeps.protocol.promotion import promotion
 from sweeps.report.console import make_console
 from sweeps.report.live_view import LiveView
@@ -93,35 +95,48 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
             console.print(f"{selected.sweep_id} is not finished: a run resumes it, {selected.left} trials are left.")
         console.print("dry_run=true: nothing was run and nothing was written.")
         return EXIT_OK
-    check_can_run(cfg, console, pricing.per_hour_text)
-    if step_up.problem:
-        return EXIT_GATE
-    clock = SystemClock()
-    if cfg.simulated:
-        clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, plan, records)))
-    finished = selected is not None and selected.finished and cfg.resume != "failed"
-    machine_started = bool(cfg.machine.up) and lease.is_real_machine(cfg) and not finished
-    if machine_started:
-        cfg = acquire.start(cfg, lambda text: console.print(Text(text), soft_wrap=True))
-    try:
-        with _cards(cfg) as cards, Ledger.open(cfg.database, clock) as ledger:
-            ledger.usages.close_dead()
-            end_lost_attempts_of_all(ledger, records)
-            with locked_sweep(cfg, plan, ledger, selected) as (journal, keep_lock):
-                context = DriverContext(cfg, typed, console, ledger, journal, clock, pricing, time, cards, keep_lock)
-                if context.record.finished:
-                    console.print(f"{context.record.sweep_id} is finished; resume=never starts another sweep.")
-                    return exit_code(context.record)
-                try:
-                    return _run_sweep(context)
-                except StoreError as error:
-                    print_stopped(console, error, typed)
-                    if text := release.still_running_text(cfg, None, pricing.per_hour_text):
-                        context.show(f"Machine:  {text}")
-                    return EXIT_FAILED
-    except (StoreError, ConfigError) as error:
-        undone = f"\n{acquire.undo_start(cfg, pricing)}" if machine_started else ""
-        raise ConfigError(f"{error}{undone}") from error
+    with ExitStack() as stack:
+        # The cards are locked before anything slow is done. Those of a machine that is not started yet cannot be.
+        sweep = f"sweep {_sweep_name(cfg, plan, selected)}"
+        cards = None if cfg.machine.up else stack.enter_context(_cards(cfg, sweep))
+        check_can_run(cfg, console, pricing.per_hour_text)
+        if step_up.problem:
+            return EXIT_GATE
+        clock = SystemClock()
+        if cfg.simulated:
+            clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, plan, records)))
+        finished = selected is not None and selected.finished and cfg.resume != "failed"
+        machine_started = bool(cfg.machine.up) and lease.is_real_machine(cfg) and not finished
+        if machine_started:
+            cfg = acquire.start(cfg, lambda text: console.print(Text(text), soft_wrap=True))
+        try:
+            locked = _cards(cfg, sweep) if cards is None else nullcontext(cards)
+            with locked as usable, Ledger.open(cfg.database, clock) as ledger:
+                ledger.usages.close_dead()
+                end_lost_attempts_of_all(ledger, records)
+                with locked_sweep(cfg, plan, ledger, selected) as (journal, keep_lock):
+                    context = DriverContext(
+                        cfg, typed, console, ledger, journal, clock, pricing, time, usable, keep_lock
+                    )
+                    if context.record.finished:
+                        console.print(f"{context.record.sweep_id} is finished; resume=never starts another sweep.")
+                        return exit_code(context.record)
+                    try:
+                        return _run_sweep(context)
+                    except StoreError as error:
+                        print_stopped(console, error, typed)
+                        if text := release.still_running_text(cfg, None, pricing.per_hour_text):
+                            context.show(f"Machine:  {text}")
+                        return EXIT_FAILED
+        except (StoreError, ConfigError) as error:
+            undone = f"\n{acquire.undo_start(cfg, pricing)}" if machine_started else ""
+            raise ConfigError(f"{error}{undone}") from error
+
+
+def _sweep_name(cfg: SweepConfig, plan: Plan, selected: SweepRecord | None) -> str:
+    """For people: the sweep's id, or what a new sweep's id begins with, and its folder."""
+    name = selected.sweep_id if selected else f"{cfg.stage.name}-{plan.digest[:6]}"
+    return f"{name} in {Path(cfg.paths.root).absolute()}"
 
 
 def _run_sweep(context: DriverContext) -> int:
@@ -248,13 +263,17 @@ def _over_budget(context: DriverContext, budget: BudgetController) -> bool:
     return True
 
 
-def _cards(cfg: SweepConfig) -> AbstractContextManager[tuple[int, ...]]:
-    """The cards that trials can use: this host's free cards. Simulated cards and a cluster's are not locked."""
+def _cards(cfg: SweepConfig, sweep: str) -> AbstractContextManager[tuple[int, ...]]:
+    """The cards that trials can use: this host's free cards. Simulated cards and a cluster's are not locked.
+
+    Args:
+        sweep: names the sweep in the messages of others that want the same cards.
+    """
     if cfg.simulated:
         return nullcontext(tuple(range(cfg.machine.cards)))
     if ray_address(cfg) != "local":
         return _cluster_cards(cfg)
-    return lock_cards(cfg.machine, cfg.search.cards_per_trial)
+    return lock_cards(cfg.machine, cfg.search.cards_per_trial, sweep)
 
 
 @contextmanager

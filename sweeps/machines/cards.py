@@ -7,6 +7,7 @@ the cards and nothing is locked here.
 from __future__ import annotations
 
 import fcntl
+import getpass
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,12 +27,20 @@ def ray_address(cfg: SweepConfig) -> str:
 
 
 @contextmanager
-def lock_cards(machine: MachineConfig, at_least: int, folder: Path = LOCK_FOLDER) -> Iterator[tuple[int, ...]]:
+def lock_cards(
+    machine: MachineConfig, at_least: int, sweep: str, folder: Path | None = None
+) -> Iterator[tuple[int, ...]]:
     """Lock the host's free cards, at most those of the machine; their indices.
 
+    Args:
+        sweep: names the sweep that locks the cards, for the message that other sweeps print.
+        folder: of the lock files; None: `LOCK_FOLDER`.
+
     Raises:
-        ConfigError: fewer than `at_least` cards are free; the message names the processes that use the others.
+        ConfigError: fewer than `at_least` cards are free; the message names the sweeps that use the others and who
+            runs them.
     """
+    folder = folder or LOCK_FOLDER
     folder.mkdir(mode=0o777, exist_ok=True)
     locked: list[int] = []
     owners: list[str] = []
@@ -45,12 +54,13 @@ def lock_cards(machine: MachineConfig, at_least: int, folder: Path = LOCK_FOLDER
                 owners.append(file.read().strip() or "unknown")
                 continue
             file.truncate(0)
-            file.write(str(os.getpid()))
+            file.write(f"{sweep}, run by {getpass.getuser()} as process {os.getpid()}")
             file.flush()
             locked.append(index)
         if len(locked) < at_least:
             raise ConfigError(
                 f"machine={machine.name}: {len(locked)} of its {machine.cards} cards are free on this host and a trial "
-                f"needs {at_least}; process {', '.join(sorted(set(owners)))} uses the others: wait for it, or end it"
+                f"needs {at_least} (search.cards_per_trial). In use by {'; '.join(sorted(set(owners)))}. Wait "
+                "until the cards are free, or choose another machine"
             )
         yield tuple(locked)
