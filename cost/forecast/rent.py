@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from cost.forecast.lease_cost import MoneyForecast, prepaid_balance_pico
 from cost.forecast.sampling import ForecastError, Interval
-from cost.money import rounded
+from cost.money import Money, money_text
 
 _NS_PER_HOUR = 3_600 * 10**9
 _WORDS = {1: "one", 2: "two", 4: "four", 8: "eight", 16: "sixteen"}
@@ -186,4 +186,4 @@ def _hours(ns: int) -> str:
 
 
 def _money(pico: int, terms: RentTerms) -> str:
-    return f"{rounded(pico, 2)} {terms.currency}"
+    return money_text(Money(pico, terms.currency))

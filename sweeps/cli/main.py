@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sweeps.cli import diagnose, transfer
+from sweeps.cli import diagnose, forecast, transfer
 from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, ledger_location, open_ledger
 
 if TYPE_CHECKING:
@@ -286,4 +286,5 @@ def _now() -> str:
 
 
 diagnose.add_to(app)
+forecast.add_to(app)
 transfer.add_to(app)

@@ -103,7 +103,7 @@ def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
     pass for the old log-probabilities, 2 more for a reference, and 2 to sample. Decoding also reads the bf16 weights
     once per token, for all completions of a batch together.
     """
-    parameters = _parameters(cfg)
+    parameters = parameters_of(cfg)
     if parameters is None or cfg.simulated:
         return None
     machine, cards, rollout = cfg.machine, cfg.search.cards_per_trial, cfg.rollout
@@ -135,7 +135,7 @@ def _short(parameters: float) -> str:
     return f"{parameters / scale:.2g} {unit}" if parameters < 1e8 else f"{parameters / scale:.3g} {unit}"
 
 
-def _parameters(cfg: SweepConfig) -> float | None:
+def parameters_of(cfg: SweepConfig) -> float | None:
     """By the model's kind, or by the size in its name, as in `Qwen3-0.6B`."""
     if known := _PARAMETERS.get(cfg.model.kind):
         return known
