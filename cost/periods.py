@@ -1,7 +1,7 @@
 """UTC instants as text, and the days, weeks and months of a time zone.
 
 An instant is integer nanoseconds since 1970-01-01 UTC. `instant_text` and `instant_ns` are the only functions that
-format and parse one. A time zone only decides where a day begins; a day of 23 or 25 hours is one day.
+format and parse an instant. A time zone only decides where a day begins; a day of 23 or 25 hours is one day.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ def instant_text(at_ns: int) -> str:
 
 def day_text(at_ns: int) -> str:
     """The UTC day of an instant as `2026-11-29`."""
-    return utc_datetime(at_ns).date().isoformat()
+    return utc_day(at_ns).isoformat()
+
+
+def utc_day(at_ns: int) -> date:
+    """The UTC day that contains an instant."""
+    return utc_datetime(at_ns).date()
 
 
 def utc_datetime(at_ns: int) -> datetime:

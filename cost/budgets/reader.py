@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date
 from fractions import Fraction
 from math import floor
 
@@ -24,7 +24,7 @@ from cost.clock import NS_PER_HOUR, NS_PER_SECOND
 from cost.ledger import queries, schema
 from cost.ledger.ledger import Ledger
 from cost.money import Money
-from cost.periods import period_edges, period_name
+from cost.periods import period_edges, period_name, utc_day
 from cost.prices.billing import BillingRule, Segment
 from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.prices.fx import fixings, load_rates
@@ -124,7 +124,7 @@ class BudgetReader:
         for lease_id, cost in costs.items():
             growth = cost.total - known.lease_totals.get(lease_id, 0)
             if growth and may_pay(scope, cost.all_sweeps, self._stages):
-                amounts[cost.currency, _day(now_ns)] += growth
+                amounts[cost.currency, utc_day(now_ns)] += growth
         return dict(amounts)
 
     def _read_exactly(
@@ -149,7 +149,7 @@ class BudgetReader:
         for line in found.lines:
             if line.lease.simulated != self._simulated:
                 continue
-            where = line.lease.currency, _day(line.from_ns)
+            where = line.lease.currency, utc_day(line.from_ns)
             pays = {f"stage:{self._stages.get(line.sweep_id, '')}", f"sweep:{line.sweep_id}"}
             if period_name(line.from_ns, "month", UTC) == month:
                 pays.add("month")
@@ -248,7 +248,3 @@ def stored_limits(ledger: Ledger) -> dict[str, Money]:
             if event.body["limit"] is not None:
                 found[event.body["scope"]] = Money.parse(event.body["limit"])
     return found
-
-
-def _day(at_ns: int) -> date:
-    return datetime.fromtimestamp(at_ns // NS_PER_SECOND, UTC).date()

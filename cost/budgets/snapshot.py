@@ -10,14 +10,14 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import date
 from fractions import Fraction
 from functools import cached_property
 from math import floor
 
-from cost.clock import NS_PER_SECOND
 from cost.ledger.reservations import Reservation
 from cost.money import Money
+from cost.periods import utc_day
 from cost.prices.fx import Conversion, Rate, convert, rate_notes
 
 Amounts = Mapping[tuple[str, date], int]
@@ -141,7 +141,7 @@ class BudgetSnapshot:
         open_amounts = dict(self._open_amounts(scope))
         for lease_id, pico in (more or {}).items():
             open_amounts[lease_id] = open_amounts.get(lease_id, Fraction(0)) + pico
-        total, today = 0, _day(self.at_ns)
+        total, today = 0, utc_day(self.at_ns)
         for lease_id, amount in open_amounts.items():
             lease = self.leases[lease_id]
             if not _counts(lease.currency, currency, unconverted):
@@ -161,13 +161,13 @@ class BudgetSnapshot:
         lease = self.leases.get(running.lease_id) if running else None
         if running is not None and lease is not None:
             cost = lease.cost_since(max(running.from_ns, self.exact_at_ns)) * running.cards / lease.cards
-            total += self._convert(floor(cost), lease.currency, _day(self.at_ns), currency).pico
+            total += self._convert(floor(cost), lease.currency, utc_day(self.at_ns), currency).pico
         return Money(total, currency)
 
     def spent_at_ns(self, limit: Limit) -> int | None:
         """When a limit is spent if its machines go on as now; None: not before the month ends, or not at all."""
         left = Fraction((limit.amount - self.spent(limit.scope, limit.amount.currency)).pico)
-        per_ns, today = Fraction(0), _day(self.at_ns)
+        per_ns, today = Fraction(0), utc_day(self.at_ns)
         for lease in self.leases.values():
             if lease.pico_per_ns and self._concerns(limit.scope, lease):
                 factor = self._convert(0, lease.currency, today, limit.amount.currency).factor
@@ -180,7 +180,7 @@ class BudgetSnapshot:
 
     def convert(self, amount: Money, currency: str) -> Money:
         """An amount in another currency, at the rate of the snapshot's day. Raises MissingRateError."""
-        return Money(self._convert(amount.pico, amount.currency, _day(self.at_ns), currency).pico, currency)
+        return Money(self._convert(amount.pico, amount.currency, utc_day(self.at_ns), currency).pico, currency)
 
     def with_reservation(self, reservation: Reservation) -> BudgetSnapshot:
         """The same with one more reservation, in place of an earlier one of the same attempt."""
@@ -198,7 +198,7 @@ class BudgetSnapshot:
     def rate_notes(self, scope: str, currency: str) -> tuple[str, ...]:
         """The exchange rates that convert the amounts of a scope, one sentence each."""
         spent = (self._convert(0, own, day, currency) for own, day in self.spent_by_scope[scope])
-        today = _day(self.at_ns)
+        today = utc_day(self.at_ns)
         open_leases = (self.leases[lease_id] for lease_id in self._open_amounts(scope))
         reserved = (self._convert(0, lease.currency, today, currency) for lease in open_leases)
         return rate_notes([*spent, *reserved])
@@ -249,7 +249,3 @@ def may_pay(scope: str, sweeps: frozenset[str], stages: Mapping[str, str]) -> bo
 
 def _counts(own: str, currency: str, unconverted: bool) -> bool:
     return own == currency or not unconverted
-
-
-def _day(at_ns: int) -> date:
-    return datetime.fromtimestamp(at_ns // NS_PER_SECOND, UTC).date()

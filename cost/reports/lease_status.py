@@ -21,7 +21,7 @@ from cost.clock import NS_PER_HOUR
 from cost.ledger import queries
 from cost.ledger.ledger import SILENT_NS, Ledger
 from cost.ledger.machine_states import RUNNING, change_at
-from cost.money import Money, rounded
+from cost.money import Money, money_text
 from cost.periods import instant_text
 from cost.prices.billing import BillingRule, rule_for
 from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, in_force, pico_per_hour
@@ -152,4 +152,4 @@ def _hourly(
 
 
 def _shown(money: Money | None) -> str:
-    return UNPRICED if money is None else f"{rounded(money.pico, 4)} {money.currency}"
+    return UNPRICED if money is None else money_text(money)

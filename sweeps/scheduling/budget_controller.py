@@ -25,6 +25,7 @@ from cost.clock import NS_PER_SECOND
 from cost.ledger.ledger import Ledger
 from cost.ledger.reservations import Reservation
 from cost.money import Money, money_text
+from cost.periods import utc_day
 from cost.prices.billing import charge, rule_for, total
 from cost.prices.book import hourly, pico_per_hour
 from cost.prices.fx import convert, load_rates, rate_notes
@@ -42,9 +43,8 @@ from sweeps.scheduling.cost_bound import (
     StepTimeForecast,
     TrialForecast,
     cost_bound,
-    trials_at_once,
 )
-from sweeps.scheduling.limits import applicable_limits, configured_limits, day_of, in_machine_currency, scopes_of
+from sweeps.scheduling.limits import applicable_limits, configured_limits, in_machine_currency, scopes_of
 from sweeps.scheduling.queue import TrialQueue
 
 _T = TypeVar("_T")
@@ -280,7 +280,7 @@ class BudgetController:
         """A snapshot of this moment, with the limits that can be applied to the machine."""
         now_ns = self._ledger.now_ns()
         snapshot = self._reader.read(now_ns, exact=exact)
-        limits, self._limit_problems = applicable_limits(snapshot.limits, self._row, day_of(now_ns), self._rates)
+        limits, self._limit_problems = applicable_limits(snapshot.limits, self._row, utc_day(now_ns), self._rates)
         return replace(snapshot, limits=limits)
 
     def _refresh(self) -> None:
@@ -305,7 +305,7 @@ class BudgetController:
             self._in_own(amount, source)
         if self._row is None:
             return ()
-        currency, day = self._row.currency, day_of(self._ledger.now_ns())
+        currency, day = self._row.currency, utc_day(self._ledger.now_ns())
         return rate_notes(convert(1, currency, amount.currency, day, self._rates) for amount in given.values())
 
     # What an attempt needs
@@ -319,7 +319,7 @@ class BudgetController:
         if self._bound_pico is not None:
             expected = CostBound(self._bound_pico, cards, "budget.trial_bound")
         elif seconds := self._forecast(trial, from_step):
-            at_once = trials_at_once(self._cfg, self._trials_left)
+            at_once = max(1, min(self._cfg.search.trials_at_once(self._cfg.machine.cards), self._trials_left))
             expected = cost_bound(seconds, self._pico_per_hour, self._cfg.machine.cards, at_once)
         return decisions.amount_to_reserve(expected, self._left_of_trial_limit(trial.trial_id), cards)
 
@@ -359,7 +359,7 @@ class BudgetController:
         return total(charge(now_ns, now_ns + 1, rule=rule, prices=(row,), cards=self._cfg.machine.cards, watts=watts))
 
     def _in_own(self, amount: Money, source: str) -> int:
-        return in_machine_currency(amount, self._row, source, day_of(self._ledger.now_ns()), self._rates)
+        return in_machine_currency(amount, self._row, source, utc_day(self._ledger.now_ns()), self._rates)
 
     # Starting
 

@@ -67,11 +67,6 @@ def cost_bound(seconds: AttemptSeconds, pico_per_hour: Fraction, cards: int, tri
     return CostBound(pico, share, seconds.basis)
 
 
-def trials_at_once(cfg: SweepConfig, trials_left: int) -> int:
-    """How many trials run at the same time and share the machine's cost."""
-    return max(1, min(cfg.search.trials_at_once(cfg.machine.cards), trials_left))
-
-
 class StepTimeForecast:
     """Forecasts by the step times of this sweep, once there are any; until then by those that it was given."""
 

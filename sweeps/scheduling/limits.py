@@ -7,11 +7,12 @@ exchange rate of the day; without a rate, or on a machine without a price, it ca
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, date, datetime
+from datetime import date
 
 from cost.budgets.snapshot import Limit
-from cost.clock import NS_PER_SECOND, SystemClock
+from cost.clock import SystemClock
 from cost.money import Money
+from cost.periods import utc_day
 from cost.prices.book import PriceRow
 from cost.prices.fx import MissingRateError, Rate, convert, load_rates
 from sweeps.config.types import MONEY_KEYS, ConfigError, SweepConfig
@@ -24,7 +25,7 @@ def check_limits(cfg: SweepConfig, pricing: Pricing) -> None:
     Raises:
         ConfigError: an amount cannot: the machine has no price, or there is no exchange rate.
     """
-    day, rates = day_of(SystemClock().utc_ns()), load_rates(pricing.book.folder)
+    day, rates = utc_day(SystemClock().utc_ns()), load_rates(pricing.book.folder)
     for key in MONEY_KEYS:
         if amount := getattr(cfg.budget, key):
             in_machine_currency(amount, pricing.row, f"budget.{key}", day, rates)
@@ -68,7 +69,3 @@ def in_machine_currency(amount: Money, row: PriceRow | None, source: str, day: d
         return convert(amount.pico, amount.currency, row.currency, day, rates).pico
     except MissingRateError as error:
         raise ConfigError(f"{source}={amount}, and the machine costs {row.currency}: {error}") from error
-
-
-def day_of(at_ns: int) -> date:
-    return datetime.fromtimestamp(at_ns // NS_PER_SECOND, UTC).date()

@@ -64,9 +64,9 @@ def early(plan: Plan, cfg: SweepConfig, record: SweepRecord, events: Iterable[St
 
 def _must_end(plan: Plan, cfg: SweepConfig, trials: Mapping[str, _Trial], trial_id: str, report: EvalReport) -> bool:
     trial, now = trials[trial_id], report.step * trials[trial_id].completions_per_step
-    accuracy = statistics.mean(Fraction(r.correct, r.samples) for r in report.results)
+    assert report.accuracy is not None
     if not trial.curve or now > trial.curve[-1][0]:
-        trial.curve.append((now, accuracy))
+        trial.curve.append((now, Fraction(report.accuracy)))
     if cfg.search.pruning == "none" or now != trial.curve[-1][0] or not 0 < report.step < plan.steps:
         return False
     first = plan.evaluate_every * max(cfg.search.prompts_per_step) * max(cfg.search.group_size)

@@ -245,7 +245,7 @@ def test_a_machine_that_nobody_looks_after_is_shown_with_what_it_has_cost_since(
     lease_id = run(*opening, "--instance", "i-9").strip()
     text = run("leases", "list", *place)
     assert f"lease {lease_id} is held, and no driver has been heard since 2026-11-20T00:00:00Z" in text
-    assert "194.4000 USD a day" in text
+    assert "194.40 USD a day" in text
     assert f"python -m cost leases close {lease_id}" in text
     assert run("check", *place) == "", "a lease opened by hand is looked after by hand"
 

@@ -54,8 +54,8 @@ def test_a_machine_that_is_looked_after_but_idle_for_an_hour_is_an_alert_with_it
     books.heartbeat("L1")
     clock.advance(1)
     alert = look(books, clock).alert or ""
-    assert "nothing has run on it since 2026-01-01T00:00:00Z: it has cost 72.0000 USD since then" in alert
-    assert "576.0000 USD a day" in alert
+    assert "nothing has run on it since 2026-01-01T00:00:00Z: it has cost 72.00 USD since then" in alert
+    assert "576.00 USD a day" in alert
 
 
 def test_a_machine_whose_driver_is_silent_is_an_alert_even_if_it_seems_busy(books, clock):
