@@ -41,8 +41,8 @@ def list_leases(
     from cost.periods import instant_text
     from cost.prices.book import PriceBook
     from cost.reports import unaccounted
-    from cost.reports.csv_json import UNPRICED
     from cost.reports.lease_status import lease_statuses
+    from cost.reports.report import UNPRICED
 
     with open_ledger(root, db) as ledger:
         found = lease_statuses(ledger, PriceBook.load(pricing), ledger.now_ns(), only_open=only_open)
@@ -317,13 +317,13 @@ def _set_state(lease_id: str, state: str, at: str | None, root: Path, db: str | 
 
 
 def _held_as(held: LeaseStatus) -> str:
-    return "held" if held.doing == "running" else f"held, {held.doing}"
+    return "held" if held.machine_state == "running" else f"held, {held.machine_state}"
 
 
 def _body(held: LeaseStatus) -> dict[str, Any]:
     from cost.money import Money, pico_text
     from cost.periods import instant_text
-    from cost.reports.csv_json import UNPRICED
+    from cost.reports.report import UNPRICED
 
     def amount(money: Money | None) -> str:
         return UNPRICED if money is None else pico_text(money.pico)
@@ -346,7 +346,7 @@ def _body(held: LeaseStatus) -> dict[str, Any]:
         "opened_by": lease.opened_by,
         "from": moment(state.from_ns),
         "to": moment(state.to_ns),
-        "state": held.doing,
+        "state": held.machine_state,
         "how": state.how,
         "released": state.released,
         "sweeps": list(state.sweeps),
@@ -354,7 +354,7 @@ def _body(held: LeaseStatus) -> dict[str, Any]:
         "cost": amount(held.cost),
         "cost_per_day": amount(held.per_day),
         "last_heartbeat": moment(state.last_heartbeat_ns),
-        "unheard_since": moment(held.unheard_since_ns),
+        "unheard_since": moment(held.silent_since_ns),
         "idle_since": moment(held.idle_since_ns),
         "alert": held.alert,
     }

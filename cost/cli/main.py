@@ -124,7 +124,7 @@ def report(
         text = {"json": json_text, "csv": csv_text, "table": report_table}[form](found)
         text = text if text.endswith("\n") else text + "\n"
         if form == "csv":
-            _say_apart(found.notes)
+            _print_notes(found.notes)
         if out is not None:
             write_text(text, out)
             return
@@ -351,25 +351,28 @@ def _focus(ledger: Ledger, book: PriceBook, scope: ReportScope, now_ns: int, ver
 
     from cost.records import LedgerError
     from cost.reports import focus
+    from cost.reports.focus_columns import VERSIONS as FOCUS_VERSIONS
+    from cost.reports.focus_columns import columns
     from cost.reports.grouped import scoped_attribution, simulated_note
 
-    if version not in focus.VERSIONS:
-        raise LedgerError(f"there is no FOCUS {version!r} here; one of {', '.join(focus.VERSIONS)}")
+    if version not in FOCUS_VERSIONS:
+        raise LedgerError(f"FOCUS version {version!r} is not supported; choose one of {', '.join(FOCUS_VERSIONS)}")
     first = min((state.from_ns for state in ledger.leases.find()), default=now_ns)
     cuts = focus.month_cuts(first, now_ns + 32 * 86_400 * 10**9)
     found = scoped_attribution(ledger, book, scope, now_ns, cuts=cuts)
-    _say_apart(simulated_note(scope, found))
+    _print_notes(simulated_note(scope, found))
     if out is not None:
         focus.write(found, out, version=version)
         return
-    rows = list(focus.rows(found, version=version))  # before the header: what cannot be told is refused whole
-    writer = csv.DictWriter(sys.stdout, focus.columns(version), restval="", lineterminator="\n")
+    # All rows before the header: an error leaves the output empty.
+    rows = list(focus.rows(found, version=version))
+    writer = csv.DictWriter(sys.stdout, columns(version), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
 
-def _say_apart(notes: tuple[str, ...]) -> None:
-    """What a reader has to know of a file that has no place for it."""
+def _print_notes(notes: tuple[str, ...]) -> None:
+    """Print notes to standard error: a CSV file has no place for them."""
     for note in notes:
         typer.echo(note, err=True)
 

@@ -115,7 +115,7 @@ def scoped_attribution(
 
 
 def simulated_note(scope: ReportScope, attribution: Attribution) -> tuple[str, ...]:
-    """A sentence if a report over all leases leaves out simulated sweeps."""
+    """A note for a report over all leases that leaves out simulated sweeps; else empty."""
     if scope.sweep_id is None and any(state.lease.simulated for state in attribution.leases):
         return ("Simulated sweeps are left out; see one with: python -m cost report --sweep NAME",)
     return ()

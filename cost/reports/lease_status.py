@@ -1,4 +1,4 @@
-"""What every machine has cost by now, and which of those still held has nobody looking after it. Changes nothing."""
+"""The status of leases: what each has cost, and which open leases cost money without use. Writes nothing."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ from cost.periods import instant_text
 from cost.prices.billing import BillingRule, rule_for
 from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, in_force, pico_per_hour
 from cost.records import LeaseState
-from cost.reports.csv_json import UNPRICED
+from cost.reports.report import UNPRICED
 
 IDLE_NS = 3600 * 10**9
-"""A machine that has had nothing to do for so long is worth a word."""
+"""An open lease without a running attempt for this long is reported as idle."""
 
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """A lease with what it has cost, as reports have it: tax and corrections are in. Amounts are None where there is no
-    price."""
+    """A lease and its cost, tax and corrections included. Amounts are None without a price."""
 
     state: LeaseState
     cost: Money | None
     per_day: Money | None
-    unheard_since_ns: int | None
-    """Still held, and no driver has said so since then; None: ended, or looked after."""
+    """What the lease costs a day if it stays open."""
+    silent_since_ns: int | None
+    """The last heartbeat of a driver, if the lease is open and that heartbeat is old; else None."""
     idle_since_ns: int | None
-    """Still held, and nothing has run on it since then; None: ended, or busy."""
-    wasted: Money | None
-    """What it has cost since then: since it was last heard of, else since it last had something to do."""
-    doing: str | None = RUNNING
-    """Still held, and in this state (`running`, `stopped` ...); None: ended."""
+    """The end of the last usage, if the lease is open and that end is IDLE_NS ago; else None."""
+    cost_since: Money | None
+    """The cost since `silent_since_ns`, or else since `idle_since_ns`; None if both are None."""
+    machine_state: str | None = RUNNING
+    """The machine's state (`running`, `stopped` ...) if the lease is open, else None."""
 
     @property
     def alert(self) -> str | None:
-        """A sentence on a machine that costs for nothing, and the command that ends it; None: all is well."""
+        """A sentence on an open lease that costs money without use, with the command that closes it; else None."""
         lease_id = self.state.lease.lease_id
-        if self.doing != RUNNING and not self.per_day:
+        if self.machine_state != RUNNING and not self.per_day:
             return None
-        if self.unheard_since_ns is not None:
-            what = f"no driver has been heard since {instant_text(self.unheard_since_ns)}"
+        if self.silent_since_ns is not None:
+            reason = f"no driver has sent a heartbeat since {instant_text(self.silent_since_ns)}"
         elif self.idle_since_ns is not None:
-            what = f"nothing has run on it since {instant_text(self.idle_since_ns)}"
+            reason = f"no trial has run on it since {instant_text(self.idle_since_ns)}"
         else:
             return None
         return (
-            f"lease {lease_id} is held, and {what}: it has cost {_shown(self.wasted)} since then, and goes on at "
-            f"{_shown(self.per_day)} a day. Close it with: python -m cost leases close {lease_id}"
+            f"lease {lease_id} is open, but {reason}: it has cost {_amount_text(self.cost_since)} since then, and "
+            f"costs {_amount_text(self.per_day)} a day. Close it with: python -m cost leases close {lease_id}"
         )
 
 
@@ -75,32 +75,30 @@ def lease_statuses(
     only_open: bool = False,
     rules: Sequence[BillingRule] | None = None,
 ) -> list[LeaseStatus]:
-    """Every lease, in the order they began.
+    """The status of every lease, or of the open ones, in the order of their start.
 
     Raises:
-        PriceError: a price or a billing rule is missing that a lease was opened with.
+        PriceError: a price or a billing rule that a lease had when it was opened is missing.
     """
     rules = billing_rules(book) if rules is None else rules
-    busy, last_end = set(), dict[str, int]()
+    in_use, last_end = set(), dict[str, int]()
     for usage in ledger.usages.find():
         lease_id = usage.key.lease_id
         if usage.to_ns is None:
-            busy.add(lease_id)
+            in_use.add(lease_id)
         else:
             last_end[lease_id] = max(usage.to_ns, last_end.get(lease_id, 0))
-    every, found = ledger.leases.find(), []
+    all_states = ledger.leases.find()
     with ledger.read() as connection:
-        corrected = queries.corrections_by_lease(connection)
+        corrections = queries.corrections_by_lease(connection)
+    inputs_at = partial(load_charge_inputs, ledger, book, all_states)
+    statuses = []
     for state in ledger.leases.find(only_open=only_open):
         lease_id = state.lease.lease_id
-        idle_since = None if lease_id in busy else last_end.get(lease_id, state.from_ns)
-        more = corrected.get(lease_id, 0)
-        found.append(
-            _lease_status(
-                state, book, rules, now_ns, idle_since, more, partial(load_charge_inputs, ledger, book, every)
-            )
-        )
-    return found
+        unused_since_ns = None if lease_id in in_use else last_end.get(lease_id, state.from_ns)
+        corrected_pico = corrections.get(lease_id, 0)
+        statuses.append(_lease_status(state, book, rules, now_ns, unused_since_ns, corrected_pico, inputs_at))
+    return statuses
 
 
 def _lease_status(
@@ -108,48 +106,60 @@ def _lease_status(
     book: PriceBook,
     rules: Sequence[BillingRule],
     now_ns: int,
-    idle_since_ns: int | None,
+    unused_since_ns: int | None,
     corrected_pico: int,
-    at: Callable[[int], ChargeInputs],
+    inputs_at: Callable[[int], ChargeInputs],
 ) -> LeaseStatus:
-    lease, unheard_since = state.lease, None
-    if state.to_ns is not None or (idle_since_ns is not None and now_ns - idle_since_ns < IDLE_NS):
-        idle_since_ns = None
-    if state.to_ns is None and now_ns - state.last_heartbeat_ns >= SILENT_NS:
-        unheard_since = state.last_heartbeat_ns
-    other = at(now_ns)
-    changed = change_at(other.state_changes, lease.lease_id, now_ns)
-    doing = None if state.to_ns is not None else changed.state if changed else RUNNING
-    segments, rows = charge_lease(state, book, rules, now_ns, other)
+    """`unused_since_ns`: the end of the last usage; None while an attempt runs."""
+    lease, is_open = state.lease, state.to_ns is None
+    idle_since_ns = silent_since_ns = None
+    if is_open and unused_since_ns is not None and now_ns - unused_since_ns >= IDLE_NS:
+        idle_since_ns = unused_since_ns
+    if is_open and now_ns - state.last_heartbeat_ns >= SILENT_NS:
+        silent_since_ns = state.last_heartbeat_ns
+    inputs = inputs_at(now_ns)
+    change = change_at(inputs.state_changes, lease.lease_id, now_ns)
+    machine_state = None if not is_open else change.state if change else RUNNING
+    segments, rows = charge_lease(state, book, rules, now_ns, inputs)
     if not all(segment.price_hash for segment in segments):
-        return LeaseStatus(state, None, None, unheard_since, idle_since_ns, None, doing)
+        return LeaseStatus(state, None, None, silent_since_ns, idle_since_ns, None, machine_state)
     cost = total_with_tax(segments, rows)
-    since = unheard_since if unheard_since is not None else idle_since_ns
-    wasted = None if since is None else cost - total_with_tax(*charge_lease(state, book, rules, since, at(since)))
-    prices = tuple(r for r in rows.values() if r.per in TIME_UNITS)
-    per_day = int(_hourly(state, book, prices, now_ns, other.commitment_usage, rules, doing or RUNNING) * 24)
-    money = [None if pico is None else Money(pico, lease.currency) for pico in (cost + corrected_pico, per_day, wasted)]
-    return LeaseStatus(state, money[0], money[1], unheard_since, idle_since_ns, money[2], doing)
+    since_ns = silent_since_ns if silent_since_ns is not None else idle_since_ns
+    cost_since = None
+    if since_ns is not None:
+        earlier = total_with_tax(*charge_lease(state, book, rules, since_ns, inputs_at(since_ns)))
+        cost_since = Money(cost - earlier, lease.currency)
+    prices = tuple(row for row in rows.values() if row.per in TIME_UNITS)
+    per_hour = _pico_per_hour(state, book, prices, now_ns, inputs.commitment_usage, rules, machine_state or RUNNING)
+    return LeaseStatus(
+        state,
+        cost=Money(cost + corrected_pico, lease.currency),
+        per_day=Money(int(per_hour * 24), lease.currency),
+        silent_since_ns=silent_since_ns,
+        idle_since_ns=idle_since_ns,
+        cost_since=cost_since,
+        machine_state=machine_state,
+    )
 
 
-def _hourly(
+def _pico_per_hour(
     state: LeaseState,
     book: PriceBook,
     prices: tuple[PriceRow, ...],
     now_ns: int,
-    used: commitments.CommitmentUsage,
+    usage: commitments.CommitmentUsage,
     rules: Sequence[BillingRule],
-    doing: str,
+    machine_state: str,
 ) -> Fraction:
-    """What the machine goes on to cost an hour, in 1e-12: its share of a commitment, or its price now."""
-    covered, lease = used.covered.get(state.lease.lease_id), state.lease
-    if covered is not None and (now_ns < covered.commitment.to_ns or not prices):
-        return commitments.drawdown_rate(covered.commitment, lease, book) * NS_PER_HOUR
+    """The present cost of an hour of the machine in 1e-12: its part of a commitment, or its price."""
+    coverage, lease = usage.covered.get(state.lease.lease_id), state.lease
+    if coverage is not None and (now_ns < coverage.commitment.to_ns or not prices):
+        return commitments.drawdown_rate(coverage.commitment, lease, book) * NS_PER_HOUR
     row = in_force(prices, now_ns) or prices[-1]
-    if doing not in rule_for(rules, row.provider, row.purchase).billed_states:
+    if machine_state not in rule_for(rules, row.provider, row.purchase).billed_states:
         return Fraction(0)
     return pico_per_hour(row, lease.cards, lease.watts or Decimal(0)) * (1 + tax_rate(row))
 
 
-def _shown(money: Money | None) -> str:
+def _amount_text(money: Money | None) -> str:
     return UNPRICED if money is None else money_text(money)

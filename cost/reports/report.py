@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from cost.charges.attribution import CostLine
 from cost.charges.charge_status import least_final
+from cost.clock import NS_PER_HOUR
 from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import Money
 
-NS_PER_HOUR = 3600 * 10**9
+UNPRICED = "UNPRICED"
+"""What reports show in place of an amount without a price."""
 
 COSTS = ("list_cost", "contracted_cost", "effective_cost", "billed_cost")
 """The four costs that finance distinguishes, by the names that reports use."""

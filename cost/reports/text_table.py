@@ -1,4 +1,4 @@
-"""Plain text tables for the terminal, at most 100 columns wide."""
+"""Plain text tables for the terminal, at most WIDTH characters wide."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ WIDTH = 100
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
-    """Rows below a header, columns padded; the widest cells are shortened until a line fits WIDTH."""
+    """A header and rows with padded columns. The widest columns are cut with an ellipsis until a line fits WIDTH.
+
+    `right`: the columns that are aligned to the right.
+    """
     widths = [max(len(cells[i]) for cells in (columns, *rows)) for i in range(len(columns))]
-    room = WIDTH - 2 * (len(columns) - 1)
-    while sum(widths) > room and max(widths) > 8:
+    available = WIDTH - 2 * (len(columns) - 1)
+    while sum(widths) > available and max(widths) > 8:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for cells in (columns, *rows):

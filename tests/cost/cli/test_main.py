@@ -169,7 +169,7 @@ def test_focus_rows_sum_to_the_books_of_all_sweeps(report, tmp_path):
     assert sum(Decimal(r["EffectiveCost"]) for r in rows) == Decimal(whole["total"])
     assert out.read_text(encoding="utf-8") == report("--format", "focus").replace("\r\n", "\n")
     assert "AllocatedMethodId" in report("--format", "focus", "--focus-version", "1.3").splitlines()[0]
-    assert "no FOCUS '2.0'" in report("--format", "focus", "--focus-version", "2.0", code=2)
+    assert "FOCUS version '2.0' is not supported" in report("--format", "focus", "--focus-version", "2.0", code=2)
 
 
 def test_an_earlier_report_is_reproduced_as_of_its_day(report, root, pricing, clock):
@@ -244,7 +244,7 @@ def test_a_machine_that_nobody_looks_after_is_shown_with_what_it_has_cost_since(
     opening = ("leases", "open", *place, "--machine", "rented", "--sku", "box", "--cards", 8, "--from", "2026-11-20")
     lease_id = run(*opening, "--instance", "i-9").strip()
     text = run("leases", "list", *place)
-    assert f"lease {lease_id} is held, and no driver has been heard since 2026-11-20T00:00:00Z" in text
+    assert f"lease {lease_id} is open, but no driver has sent a heartbeat since 2026-11-20T00:00:00Z" in text
     assert "194.40 USD a day" in text
     assert f"python -m cost leases close {lease_id}" in text
     assert run("check", *place) == "", "a lease opened by hand is looked after by hand"
@@ -336,7 +336,7 @@ def test_what_was_simulated_is_reported_by_its_sweep_and_counted_nowhere_else(ro
         ledger.leases.detach("L9", "pretended", "done")
     text = run("report", *place)
     assert "sweep pretended" in text
-    assert "nothing of this was spent" in text
+    assert "no money was spent" in text
     (row,) = json.loads(run("report", *place, "--json"))["overheads"]
     assert (row["cost"], row["billed_cost"], row["flags"]) == ("8.1", "0", ["simulated"])
     again = json.loads(run("report", *place, "--by", "sweep", "--json"))

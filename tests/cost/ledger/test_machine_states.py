@@ -192,7 +192,7 @@ def test_a_stopped_machine_that_costs_nothing_raises_no_alarm_and_one_that_does_
     enter(books, "stopped")
     clock.advance_seconds(5 * HOUR)
     (held,) = lease_statuses(books, BOOK, clock.utc, rules=RULES)
-    assert (held.doing, str(held.per_day), held.alert) == ("stopped", "0 USD", None)
+    assert (held.machine_state, str(held.per_day), held.alert) == ("stopped", "0 USD", None)
     (held,) = lease_statuses(books, BOOK, clock.utc, rules=(rule("stopped"),))
     assert held.per_day
     assert held.per_day.pico == 24 * pico_of(8)

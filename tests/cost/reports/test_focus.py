@@ -29,6 +29,7 @@ from cost.prices.billing import BillingRule
 from cost.prices.book import MissingPriceError, PriceBook, PriceRow, read_row
 from cost.records import Correction, Lease, UsageKey
 from cost.reports import focus
+from cost.reports.focus_columns import MANDATORY, columns
 from tests.cost.reports.focus_rules import RULES as RULES_1_2
 from tests.cost.reports.focus_rules import findings
 
@@ -156,10 +157,10 @@ def total(rows: list[dict[str, str]], column: str) -> Decimal:
 
 
 def test_the_file_has_all_21_mandatory_columns_in_order_with_our_own_last():
-    names = focus.columns("1.2")
+    names = columns("1.2")
     mandatory = {name for name, rule in RULES_1_2.items() if rule.level == "mandatory"}
     assert len(mandatory) == 21
-    assert mandatory == set(focus.MANDATORY)
+    assert mandatory == set(MANDATORY)
     ours = [n for n in names if n.startswith("x_")]
     assert list(names[-len(ours) :]) == ours
     of_focus = list(names[: -len(ours)])
@@ -296,7 +297,7 @@ def test_an_unpriced_lease_is_an_error_and_never_a_cost_of_zero(books):
 
 def test_version_1_3_carries_the_split_by_trial_and_its_ratios_sum_to_one(full):
     rows = list(focus.rows(full, version="1.3"))
-    names = set(focus.columns("1.3"))
+    names = set(columns("1.3"))
     assert {"AllocatedMethodId", "AllocatedMethodDetails", "AllocatedResourceId", "AllocatedTags"} <= names
     assert {"HostProviderName", "ServiceProviderName"} <= names
     ratios = defaultdict(Decimal)
@@ -319,7 +320,7 @@ def test_version_1_3_carries_the_split_by_trial_and_its_ratios_sum_to_one(full):
 
 def test_an_unknown_version_is_refused():
     with pytest.raises(ValueError, match=r"choose one of 1\.2, 1\.3"):
-        focus.columns("1.1")
+        columns("1.1")
 
 
 @pytest.mark.parametrize("version", ["1.2", "1.3"])

@@ -1,4 +1,4 @@
-"""Which machines cost for nothing, and what they cost."""
+"""Open leases that cost money without use, and their cost."""
 
 from __future__ import annotations
 
@@ -22,66 +22,69 @@ ROW = PriceRow(
 )
 BOOK = PriceBook((ROW,))
 KEY = UsageKey("L1", "t1", 1)
-HOUR = 3600
+SECONDS_PER_HOUR = 3600
 
 
 @pytest.fixture
-def books(ledger, make_lease):
+def leased(ledger, make_lease):
+    """A ledger with one lease and one running attempt."""
     ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
     ledger.leases.attach("L1", "s1")
     ledger.usages.start(KEY, "s1", Decimal(8), {})
     return ledger
 
 
-def look(books, clock):
-    (held,) = lease_statuses(books, BOOK, clock.utc, rules=RULES)
-    return held
+def only_status(ledger, clock):
+    (status,) = lease_statuses(ledger, BOOK, clock.utc, rules=RULES)
+    return status
 
 
-def test_a_busy_machine_that_is_looked_after_is_no_alert(books, clock):
-    clock.advance_seconds(10 * HOUR)
-    books.heartbeat("L1", [KEY])
-    held = look(books, clock)
-    assert (held.cost, held.alert) == (Money.parse("240 USD"), None)
+def test_a_running_attempt_with_heartbeats_gives_no_alert(leased, clock):
+    clock.advance_seconds(10 * SECONDS_PER_HOUR)
+    leased.heartbeat("L1", [KEY])
+    status = only_status(leased, clock)
+    assert (status.cost, status.alert) == (Money.parse("240 USD"), None)
 
 
-def test_a_machine_that_is_looked_after_but_idle_for_an_hour_is_an_alert_with_its_cost(books, clock):
-    books.usages.end(KEY, "COMPLETED")
+def test_an_hour_without_an_attempt_gives_an_alert_with_the_cost_since_then(leased, clock):
+    leased.usages.end(KEY, "COMPLETED")
     clock.advance(IDLE_NS - 1)
-    books.heartbeat("L1")
-    assert look(books, clock).alert is None
-    clock.advance_seconds(2 * HOUR)
-    books.heartbeat("L1")
+    leased.heartbeat("L1")
+    assert only_status(leased, clock).alert is None
+    clock.advance_seconds(2 * SECONDS_PER_HOUR)
+    leased.heartbeat("L1")
     clock.advance(1)
-    alert = look(books, clock).alert or ""
-    assert "nothing has run on it since 2026-01-01T00:00:00Z: it has cost 72.00 USD since then" in alert
+    alert = only_status(leased, clock).alert or ""
+    assert "no trial has run on it since 2026-01-01T00:00:00Z: it has cost 72.00 USD since then" in alert
     assert "576.00 USD a day" in alert
 
 
-def test_a_machine_whose_driver_is_silent_is_an_alert_even_if_it_seems_busy(books, clock):
+def test_a_driver_without_heartbeats_gives_an_alert_although_an_attempt_is_open(leased, clock):
     clock.advance(SILENT_NS)
-    assert "no driver has been heard since 2026-01-01T00:00:00Z" in (look(books, clock).alert or "")
+    assert "no driver has sent a heartbeat since 2026-01-01T00:00:00Z" in (only_status(leased, clock).alert or "")
 
 
-def test_what_a_machine_has_cost_is_what_the_report_says_tax_and_corrections_included(books, clock):
+def test_the_cost_of_a_lease_equals_the_report_with_tax_and_corrections(leased, clock):
     taxed = PriceBook((replace(ROW, tax_rate=Decimal("0.19")),))
-    clock.advance(3 * HOUR * 10**9 + 7)
-    books.corrections.add(Correction("c1", "L1", "credit", -5, "USD", clock.utc, "note"))
-    (held,) = lease_statuses(books, taxed, clock.utc, rules=RULES)
-    assert held.cost is not None
-    assert held.cost.pico == grouped_report(books, taxed, ReportScope(by="machine"), clock.utc, rules=RULES).total_pico
-    assert held.per_day == Money.parse("685.44 USD"), "24 x 24 and 19 % on top"
+    clock.advance(3 * SECONDS_PER_HOUR * 10**9 + 7)
+    leased.corrections.add(Correction("c1", "L1", "credit", -5, "USD", clock.utc, "note"))
+    (status,) = lease_statuses(leased, taxed, clock.utc, rules=RULES)
+    assert status.cost is not None
+    assert (
+        status.cost.pico == grouped_report(leased, taxed, ReportScope(by="machine"), clock.utc, rules=RULES).total_pico
+    )
+    assert status.per_day == Money.parse("685.44 USD"), "24 USD for 24 hours plus 19 %"
 
 
-def test_a_machine_given_back_is_no_alert(books, clock):
-    books.usages.end(KEY, "COMPLETED")
-    books.leases.detach("L1", "s1", "done")
-    clock.advance_seconds(1000 * HOUR)
-    held = look(books, clock)
-    assert (held.alert, held.unheard_since_ns, held.idle_since_ns) == (None, None, None)
+def test_a_closed_lease_gives_no_alert(leased, clock):
+    leased.usages.end(KEY, "COMPLETED")
+    leased.leases.detach("L1", "s1", "done")
+    clock.advance_seconds(1000 * SECONDS_PER_HOUR)
+    status = only_status(leased, clock)
+    assert (status.alert, status.silent_since_ns, status.idle_since_ns) == (None, None, None)
 
 
-def test_an_unpriced_machine_is_an_alert_without_a_number(ledger, make_lease, clock):
-    ledger.leases.open(make_lease(sku="unheard-of", price_hash=None))
-    clock.advance_seconds(HOUR)
-    assert "UNPRICED a day" in (look(ledger, clock).alert or "")
+def test_the_alert_of_a_lease_without_price_shows_no_amount(ledger, make_lease, clock):
+    ledger.leases.open(make_lease(sku="without-price", price_hash=None))
+    clock.advance_seconds(SECONDS_PER_HOUR)
+    assert "UNPRICED a day" in (only_status(ledger, clock).alert or "")
