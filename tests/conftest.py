@@ -19,9 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cost.copies.s3 import Bucket
 from tests.servers import BUCKET, KEY, SECRET, FaultyS3, free_port
+
+# A busy machine makes every example slow, and a slow example is no failure.
+settings.register_profile("no_deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no_deadline")
 
 
 def _programs() -> Path | None:

@@ -200,6 +200,5 @@ TestStory.settings = settings(
     # Shrinking a story takes minutes, and the story is printed as it is.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

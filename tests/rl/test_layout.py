@@ -54,7 +54,7 @@ def one_at_a_time(policy: Policy, groups: list[Sequences], temperature: float) -
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
     groups=st.integers(1, 4),
@@ -96,7 +96,7 @@ def test_pad_id_changes_nothing(policy: Policy, packing: bool) -> None:
         torch.testing.assert_close(one[number], two[number], rtol=0, atol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), budget=st.integers(1, 60), packing=st.booleans())
 def test_micro_batches_contain_every_token_once_and_keep_the_budget(seed: int, budget: int, packing: bool) -> None:
     made = some_groups(seed, groups=4, size=3)

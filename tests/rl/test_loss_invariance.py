@@ -110,7 +110,7 @@ def split_batches(draw):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(case=split_batches())
 def test_any_split_with_unequal_lengths_and_empty_parts_changes_nothing(name, case):
     lengths, split, seed = case
@@ -198,7 +198,7 @@ def run32(rows: Rows, shares: list[list[int]], spec: AlgorithmSpec) -> list[Tens
 
 
 @given(case=split_batches())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_split_leaves_the_sampler_sums_unchanged(case):
     lengths, split, seed = case
     spec = AlgorithmSpec(name="test", sampler_correction="sequence")

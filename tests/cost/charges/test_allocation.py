@@ -64,7 +64,7 @@ def charges(draw) -> list[Segment]:
     return segments
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(lease_histories(), charges())
 def test_every_segment_of_a_charge_is_attributed_exactly(history, segments):
     allocation = allocate(history, segments)
@@ -83,7 +83,7 @@ def test_every_segment_of_a_charge_is_attributed_exactly(history, segments):
             assert card_time[index] == card_ns, "every card-nanosecond has one category"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lease_histories(), charges(), st.lists(st.integers(-10, END + 60), max_size=6, unique=True))
 def test_cuts_change_no_total(history, segments, cuts):
     pieces = cut_segments(segments, sorted(cuts))
@@ -100,7 +100,7 @@ def test_cuts_change_no_total(history, segments, cuts):
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lease_histories(), charges())
 def test_oversubscription_is_reported_exactly_when_attempts_claim_more_cards_than_there_are(history, segments):
     allocation = allocate(history, segments)

@@ -61,7 +61,7 @@ commitments = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     commitments, st.lists(lease_states(), max_size=6), st.integers(0, 200), st.lists(st.integers(-10, 210), max_size=5)
 )
@@ -75,7 +75,7 @@ def test_used_and_unused_parts_sum_to_the_amortised_price(commitment, states, no
     assert all(u.pico >= -len(states) for u in usage.unused), "only rounding makes an unused part negative"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     commitments, st.lists(lease_states(), max_size=6), st.integers(0, 200), st.lists(st.integers(-10, 210), max_size=5)
 )
@@ -86,7 +86,7 @@ def test_cuts_change_the_cost_of_no_lease(commitment, states, now, cuts):
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(commitments, st.lists(lease_states(), max_size=6), st.integers(0, 200))
 def test_coverage_of_a_lease_has_no_gap_and_lies_within_the_commitment(commitment, states, now):
     for lease_id, covered in commitment_usage([commitment], states, now).covered.items():

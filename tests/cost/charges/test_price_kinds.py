@@ -185,7 +185,7 @@ def test_a_list_price_of_another_unit_size_or_currency_is_ignored(filled_ledger,
         assert len(set(report.costs_in("USD").values())) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 10**12),
     st.integers(0, 10**12),

@@ -350,7 +350,7 @@ def test_a_ledger_of_a_newer_version_is_refused_by_its_own_name(tmp_path):
         merge_ledger(home, there)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(scripts, min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_split_and_merged_is_what_one_ledger_says(plan, random):
     clock = FakeClock()

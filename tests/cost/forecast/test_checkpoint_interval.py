@@ -50,7 +50,7 @@ def test_impossible_inputs_are_refused(values: tuple[float, float, float, int]) 
         checkpoint_every_steps(*values)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(1.0, 600.0), st.floats(3_600.0, 1e6))
 def test_youngs_interval_has_the_least_overhead_without_the_checkpoints_own_loss(
     checkpoint: float, mean: float
@@ -61,7 +61,7 @@ def test_youngs_interval_has_the_least_overhead_without_the_checkpoints_own_loss
     assert least <= overhead_share(best / 1.1, checkpoint, mean)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(0.01, 2.0), st.floats(0.01, 2.0))
 def test_more_preemptions_never_mean_rarer_checkpoints(a: float, b: float) -> None:
     rare, frequent = sorted((a, b))

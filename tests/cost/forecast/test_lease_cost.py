@@ -73,7 +73,7 @@ def test_hours_that_are_charged_ahead_are_owed_whole() -> None:
     assert money.total == Interval(3192 * UNIT // 100, 3192 * UNIT // 100, 6384 * UNIT // 100)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.floats(1.0, 1e5), st.floats(1.0, 3.0), st.sampled_from([MINUTES, HOURS_AHEAD]))
 def test_categories_sum_to_the_charge_exactly(seconds: float, factor: float, rule: BillingRule) -> None:
     money = lease_money(forecast(seconds, seconds * factor), rule=rule, prices=[PRICE], from_ns=START)

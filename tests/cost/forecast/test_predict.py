@@ -337,7 +337,7 @@ PROFILE = fit_profile(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(works, min_size=1, max_size=3), st.integers(1, 3), rates)
 def test_categories_sum_to_the_total_and_never_fall_from_p50_to_p90(trials, cards, preemptions) -> None:
     forecast = predict(PROFILE, sweep(*trials, cards=cards, preemptions=preemptions, bring_up_seconds=60.0))
@@ -349,7 +349,7 @@ def test_categories_sum_to_the_total_and_never_fall_from_p50_to_p90(trials, card
     assert all(0 <= c.p50_ns <= c.p90_ns for c in forecast.categories)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(works, st.integers(1, 500), rates)
 def test_more_steps_never_take_less_time(work, more, preemptions) -> None:
     shorter = predict(PROFILE, sweep(work, preemptions=preemptions)).lease_ns
@@ -357,7 +357,7 @@ def test_more_steps_never_take_less_time(work, more, preemptions) -> None:
     assert (shorter.p50 <= longer.p50, shorter.p90 <= longer.p90) == (True, True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(works, st.integers(1, 40))
 def test_more_prompts_never_take_less_time(work, more) -> None:
     fewer = predict(PROFILE, sweep(work), priors=EXACT).lease_ns
@@ -365,7 +365,7 @@ def test_more_prompts_never_take_less_time(work, more) -> None:
     assert fewer.p50 <= greater.p50
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(works, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_more_preemptions_never_take_less_time(work, a, b) -> None:
     low, high = (
@@ -374,7 +374,7 @@ def test_more_preemptions_never_take_less_time(work, a, b) -> None:
     assert (low.p50 <= high.p50, low.p90 <= high.p90) == (True, True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(works)
 def test_the_same_inputs_give_the_same_forecast(work) -> None:
     assert predict(PROFILE, sweep(work)) == predict(PROFILE, sweep(work))

@@ -220,7 +220,7 @@ def test_every_shipped_rule_bills_a_state_or_not_as_it_says(one):
 times = st.lists(st.integers(1, 10 * NS_PER_HOUR), max_size=6, unique=True).map(sorted)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(times, st.integers(1, 11 * NS_PER_HOUR), times, st.booleans(), st.integers(1, 10**15))
 def test_runs_are_charged_one_by_one_without_a_gap_and_cutting_changes_nothing(at, held, cuts, closed, amount):
     row = price("box", format(Decimal(amount).scaleb(-12), "f"))

@@ -119,7 +119,7 @@ accuracies = st.integers(0, 16).map(lambda right: right / 16)
 some_curves = st.lists(st.lists(accuracies, min_size=9, max_size=9), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(some_curves, st.integers(2, 4))
 def test_successive_halving_decides_like_optuna_when_all_trials_have_the_same_batch(
     values: list[list[float]], factor: int
@@ -132,7 +132,7 @@ def test_successive_halving_decides_like_optuna_when_all_trials_have_the_same_ba
     assert decisions(values, ours) == decisions_of(pruner, values)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(some_curves, st.floats(1, 99))
 def test_the_median_rule_decides_like_optuna_when_every_trial_completes(values: list[list[float]], percentile: float):
     """Optuna's percentile counts from the best, and considers completed trials only."""
@@ -259,7 +259,7 @@ def test_without_a_rule_no_trial_is_pruned():
 some_trials = st.lists(st.tuples(st.sampled_from([2, 4, 6, 8]), st.integers(0, 1)), min_size=2, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     some_trials, st.lists(st.tuples(st.integers(0, 7), accuracies), max_size=60), st.sampled_from(["asha", "median"])
 )

@@ -39,13 +39,13 @@ def outcome(data: bytes) -> ImportedRun | None:
         return None
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=400))
 def test_random_bytes(data: bytes) -> None:
     outcome(data)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.sampled_from([*TEXT, "", "\r", "\x1b[36m", "{", "}", "'", '"', "(x pid=1) ", "\0", "[", "\ufeff", "| - "]),
@@ -57,7 +57,7 @@ def test_random_pieces_of_logs(pieces: list[str], joint: str) -> None:
     outcome(joint.join(pieces).encode())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_value_is_invented_where_lines_are_cut_and_interleaved(data: st.DataObject) -> None:
     """Lines of all formats, each cut somewhere and mixed with others: every value that is read stands in the file."""
@@ -152,7 +152,6 @@ def log(format_: str, count: int) -> str:
     return "".join(FORMATS[format_](step, value(step)) + "\n" for step in range(1, count + 1))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), st.integers(1, 12))
 def test_a_whole_log_of_each_format_is_read(format_: str, count: int) -> None:
     run = outcome(log(format_, count).encode())
@@ -162,7 +161,7 @@ def test_a_whole_log_of_each_format_is_read(format_: str, count: int) -> None:
     ]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     st.sampled_from(sorted(FORMATS)),
     st.integers(1, 12),
@@ -182,7 +181,7 @@ def test_a_log_that_is_cut_anywhere_keeps_true_values_only(
         assert curves == {name: expected[name] for name in curves}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(["trl", "verl", "openrlhf"]), st.integers(30, 300), st.integers(1, 6), st.booleans())
 def test_a_log_that_was_wrapped_at_any_width_is_read_whole(
     format_: str, width: int, count: int, prefixed: bool
@@ -198,7 +197,7 @@ def test_a_log_that_was_wrapped_at_any_width_is_read_whole(
     assert [read.reward for read in run.rows] == [value(step) / 2 for step in range(1, count + 1)]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4))
 def test_damaged_bytes_raise_nothing_else(format_: str, damage: list[tuple[int, int]]) -> None:
     data = bytearray(log(format_, 8).encode())
