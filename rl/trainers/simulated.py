@@ -136,7 +136,8 @@ class _Attempt:
             raise _StoppedError(command)
 
     def _save(self) -> Generator[Event, Command | None, None]:
-        yield from self._send(self._write_checkpoint())
+        if self._saved != self._state:
+            yield from self._send(self._write_checkpoint())
 
     def _prune(self) -> None:
         """Remove all but the newest `keep_checkpoints` checkpoints."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.records import UsageKey
-from rl.spec import Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop, StopKind
+from rl.spec import Checkpoint, Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop, StopKind
 from sweeps.config.points import with_values
 from sweeps.config.types import SweepConfig
 from sweeps.driver.labels import accuracy_labels, start_labels
@@ -163,6 +163,7 @@ class SweepController:
             self._pruner.add(trial)
         running.add_phases(sequence, message)
         command = self._command(trial, message)
+        running.stop_sent = running.stop_sent or isinstance(command, Stop)
         keep = self._cfg.trainer.keep_checkpoints
         if running.checkpoint_must_be_written(message, self._journal.flushes, keep) or isinstance(message, EvalReport):
             with self._journal.transaction():
@@ -230,6 +231,14 @@ class SweepController:
     def stopping(self) -> bool:
         return self._stop is not None
 
+    def stops_at_once(self) -> Mapping[str, Stop]:
+        stops = self._budget.stops_at_once() if self._budget else {}
+        return {
+            name: stops[running.attempt.trial_id]
+            for name, running in (self._attempts.items() if stops else ())
+            if running.attempt.trial_id in stops and not running.ended and not running.stop_sent
+        }
+
     def on_tick(self) -> None:
         now_ns = self._ledger.now_ns()
         self._stop_if_idle(now_ns)
@@ -292,22 +301,23 @@ class SweepController:
         """The reply to a message that the journal has."""
         if isinstance(message, Finished):
             return Continue()
+        if self._budget:
+            self._budget.observe(trial.trial_id, message)
+            self._stop_if_over_budget()
         if self._stop:
             return self._stop
         if trial.cancelled is not None:
             return Stop(StopKind.CANCELLED, trial.cancelled)
-        if self._budget:
-            self._budget.observe(trial.trial_id, message)
-            self._stop_if_over_budget()
-            if stop := self._budget.stop_for(trial.trial_id):
-                return stop
+        if self._budget and (stop := self._budget.stop_for(trial.trial_id)):
+            return stop
         if isinstance(message, EvalReport):
             reason = trial.pruned or self._pruner.reason(trial, message.step)
             return Stop(StopKind.PRUNED, reason) if reason else Continue()
         if isinstance(message, StepReport) and trial.planned.adaptive_lr and message.step < self._cfg.stage.steps:
             lr = next_lr(trial, message, with_values(self._cfg, trial.planned.overrides).algorithm)
-            return Continue() if lr is None else SetLr(lr)
-        return Continue()
+            if lr is not None:
+                return SetLr(lr)
+        return Checkpoint() if self._budget and self._budget.needs_checkpoint(message) else Continue()
 
     def _continues_within_budget(self, trial_id: str, outcome: AttemptOutcome) -> bool:
         """Whether a trial that its budget stopped is continued by this driver once there is room."""

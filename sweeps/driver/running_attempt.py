@@ -26,6 +26,8 @@ class RunningAttempt:
     """The same up to each checkpoint, with the number of the checkpoint's message."""
     last_sequence: int = -1
     """Number of its newest message."""
+    stop_sent: bool = False
+    """Its trainer was told to stop: it writes a checkpoint and ends."""
     checkpoint_flush: int | None = None
     """How often the journal had been flushed when the newest checkpoint was reported."""
 

@@ -8,11 +8,12 @@ Tested in tests/sweeps/executors/test_ray_tune.py and tests/sweeps/executors/tes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rl.spec import Command, ConfigurationError, Event, Finished, OutOfMemoryError, PreemptedError, TrialSpec
+from rl.spec import Command, ConfigurationError, Event, Finished, OutOfMemoryError, PreemptedError, Stop, TrialSpec
 from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 
 
@@ -75,6 +76,10 @@ class Controller(Protocol):
         """Called often, with or without messages: time for heartbeats."""
         ...
 
+    def stops_at_once(self) -> Mapping[str, Stop]:
+        """Attempts to end now, without waiting for their next message, by `str(attempt)`. Asked after every tick."""
+        ...
+
 
 class Executor(Protocol):
     """Runs attempts until the controller is done."""
@@ -92,8 +97,12 @@ class HungError(RuntimeError):
 
 def outcome_of_finish(finished: Finished) -> tuple[AttemptOutcome, str]:
     """The outcome of an attempt that ended in order, and details for a person."""
-    stop = finished.stopped
-    return (AttemptOutcome.COMPLETED, "") if stop is None else (STOP_OUTCOMES[stop.kind], stop.text)
+    return (AttemptOutcome.COMPLETED, "") if finished.stopped is None else outcome_of_stop(finished.stopped)
+
+
+def outcome_of_stop(stop: Stop) -> tuple[AttemptOutcome, str]:
+    """The outcome of an attempt that was stopped, and details for a person."""
+    return STOP_OUTCOMES[stop.kind], stop.text
 
 
 def outcome_of_error(error: BaseException) -> tuple[AttemptOutcome, str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rl.spec import Command, Event, Finished, Trainer
+from rl.spec import Command, Event, Finished, Stop, Trainer
 from rl.trainers.simulated import SimulatedTrainer
-from sweeps.executors import Attempt, Controller, HungError, outcome_of_error, outcome_of_finish
+from sweeps.executors import Attempt, Controller, HungError, outcome_of_error, outcome_of_finish, outcome_of_stop
 from sweeps.journal.events import AttemptOutcome
 
 if TYPE_CHECKING:
@@ -77,9 +77,10 @@ class InProcessExecutor:
                     return
                 self._advance_to(self._next_tick_ns, controller)  # a waiting trial may not start before some moment
                 continue
-            at_ns, _, running = heapq.heappop(self._queue)
-            self._advance_to(at_ns, controller)
-            self._deliver(running, controller)
+            at_ns, _, running = self._queue[0]
+            if self._advance_to(at_ns, controller):
+                heapq.heappop(self._queue)
+                self._deliver(running, controller)
 
     def close(self) -> None:
         for _, _, running in self._queue:
@@ -118,9 +119,22 @@ class InProcessExecutor:
         due_ns = self._clock.monotonic_ns() + self._stopwatch.elapsed_ns
         heapq.heappush(self._queue, (due_ns, next(self._order), running))
 
-    def _advance_to(self, at_ns: int, controller: Controller) -> None:
+    def _advance_to(self, at_ns: int, controller: Controller) -> bool:
+        """Let time pass, with its ticks. Stops at a tick at which attempts end at once, and then returns False."""
         while self._next_tick_ns <= at_ns:
             self._clock.advance(self._next_tick_ns - self._clock.monotonic_ns())
             self._next_tick_ns += TICK_NS
             controller.on_tick()
+            if stops := controller.stops_at_once():
+                self._end_at_once(stops, controller)
+                return False
         self._clock.advance(at_ns - self._clock.monotonic_ns())
+        return True
+
+    def _end_at_once(self, stops: Mapping[str, Stop], controller: Controller) -> None:
+        ending = [running for _, _, running in self._queue if str(running.attempt) in stops]
+        self._queue = [entry for entry in self._queue if str(entry[2].attempt) not in stops]
+        heapq.heapify(self._queue)
+        for running in ending:
+            running.messages.close()
+            self._end(running, controller, *outcome_of_stop(stops[str(running.attempt)]))

@@ -20,7 +20,7 @@ from ray.tune.search import Searcher
 
 from rl.codec import from_json, message_from_json, to_json
 from rl.spec import Continue, Finished
-from sweeps.executors import Attempt, Controller, outcome_of_finish
+from sweeps.executors import Attempt, Controller, outcome_of_finish, outcome_of_stop
 from sweeps.executors.attempt_actor import AttemptActor, bundles
 from sweeps.executors.cluster import alive_nodes, named, on_node, resource_of, start_local, usable_cards
 from sweeps.executors.processes import AttemptProcesses, end_marked_processes
@@ -174,6 +174,7 @@ class RayTuneExecutor:
         self._controller.on_tick()
         self._count_cards()
         self._end_hung_attempts()
+        self._end_stopped_attempts()
         self._end_attempts_of_lost_nodes()
         waiting = [r for r in self._attempts.values() if r.group is None]
         ending = {k: r for k, r in self._attempts.items() if r.ended_at is not None}
@@ -264,12 +265,24 @@ class RayTuneExecutor:
             if now - running.last_message <= self._silence_seconds:
                 continue
             text = f"no message for {self._silence_seconds:g} s: the attempt hung and was ended"
-            running.outcome = (AttemptOutcome.HUNG, text)
-            actor = getattr(self._tune_trials.get(key), "temporary_state", None)
-            if running.processes is not None:
-                self._cleanup.start(running, patience_seconds=0.0)
-            elif actor is not None and actor.ray_actor is not None:
-                ray.kill(actor.ray_actor)
+            self._kill(key, AttemptOutcome.HUNG, text)
+
+    def _end_stopped_attempts(self) -> None:
+        stops = self._controller.stops_at_once()
+        for key, running in self._attempts.items() if stops else ():
+            stop = stops.get(str(running.attempt))
+            if stop is not None and running.group is not None and running.ended_at is None and running.outcome is None:
+                self._kill(key, *outcome_of_stop(stop))
+
+    def _kill(self, key: str, outcome: AttemptOutcome, text: str) -> None:
+        """End the processes of an attempt. `outcome` is its outcome once Tune reports that its actor is gone."""
+        running = self._attempts[key]
+        running.outcome = (outcome, text)
+        actor = getattr(self._tune_trials.get(key), "temporary_state", None)
+        if running.processes is not None:
+            self._cleanup.start(running, patience_seconds=0.0)
+        elif actor is not None and actor.ray_actor is not None:
+            ray.kill(actor.ray_actor)
 
     def _count_cards(self) -> None:
         """Report to the controller when nodes came or went, or cards are withheld."""

@@ -5,8 +5,9 @@ reservation is written in the transaction that starts its attempt, while no othe
 two sweeps cannot both take what is left. Spending is read at every heartbeat. Where nothing is known about the cost of
 a trial, the first one runs alone, with all that is free reserved for it, until its steps are measured.
 
-A trainer cannot be stopped between two reports. So no attempt starts, and no evaluation begins, that is known to end
-after a limit is spent: beyond a limit, a sweep costs the time until the next heartbeat and a step and checkpoint.
+A trainer that has work to save cannot be stopped between two reports. So no attempt starts, and no evaluation begins,
+that is known to end after a limit is spent, and at a limit an attempt without unsaved steps is ended at once. Beyond a
+limit, a sweep costs the time until the next heartbeat and that of a step and a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ from sweeps.scheduling.queue import TrialQueue
 _T = TypeVar("_T")
 FRESH_NS = NS_PER_SECOND
 """A snapshot is read again before a decision when it is older than this."""
+EVALUATION_MARGIN = 3
+"""A trial writes a checkpoint before an evaluation that would outlast a limit at this many times the longest so far."""
 
 
 @dataclass
@@ -57,6 +60,8 @@ class _RunningAttempt:
     key: UsageKey
     from_step: int
     cards: CardsInUse
+    unsaved: bool = False
+    """It has reported steps that are not in a checkpoint yet."""
     evaluated_step: int = -1
     """The last step that this attempt has evaluated."""
 
@@ -214,6 +219,8 @@ class BudgetController:
         running = self._running.get(trial_id)
         if running is None:
             return
+        if isinstance(message, StepReport | CheckpointWritten):
+            running.unsaved = isinstance(message, StepReport)
         if isinstance(message, EvalReport):
             self._evaluation_ns = max(self._evaluation_ns, message.wall_ns)
             running.evaluated_step = message.step
@@ -223,11 +230,32 @@ class BudgetController:
             if message.step != running.evaluated_step and self._is_evaluated(message.step):
                 self._stop_if_evaluation_does_not_fit()
 
+    def needs_checkpoint(self, message: Event) -> bool:
+        """Whether an attempt has to write a checkpoint before its next evaluation.
+
+        A limit may be reached during the evaluation. An attempt without unsaved steps is ended at once there; with
+        unsaved steps it would first finish the evaluation.
+        """
+        if not self._snapshot.limits or not isinstance(message, StepReport) or not self._is_evaluated(message.step):
+            return False
+        if not self._evaluation_ns:
+            return True
+        duration_ns = EVALUATION_MARGIN * self._evaluation_ns
+        return self._reached_within(self._snapshot, duration_ns, "an evaluation") is not None
+
     def stop_for(self, trial_id: str) -> Stop | None:
         """The command for a running attempt that has to stop; None: it may go on."""
         of_trial = self._over_trial_limit.get(trial_id) or self._denied.get(trial_id)
         reason = of_trial or self._paused or self.stop_reason
         return Stop(StopKind.BUDGET, reason) if reason else None
+
+    def stops_at_once(self) -> dict[str, Stop]:
+        """Running attempts that must stop and have no work to save, by trial: ending them now saves what the rest of
+        their start, evaluation or step would cost."""
+        if not (self.stop_reason or self._paused or self._denied or self._over_trial_limit):
+            return {}
+        attempts = self._running.items()
+        return {t: stop for t, attempt in attempts if not attempt.unsaved and (stop := self.stop_for(t))}
 
     def may_run_again(self, trial_id: str) -> bool:
         """Whether a trial that its budget stopped runs again within this sweep, once there is room."""

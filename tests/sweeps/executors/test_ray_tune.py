@@ -75,6 +75,9 @@ class Recorder:
     def on_tick(self) -> None:
         self.ticks += 1
 
+    def stops_at_once(self) -> dict[str, Stop]:
+        return {}
+
 
 @pytest.fixture(scope="module")
 def ray_of_one_card(tmp_path_factory):
@@ -165,6 +168,32 @@ def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_c
     assert Path(message.split("; see ")[1]).is_file()
     assert controller.ended[str(other)][0] == "completed"
     assert all(controller.released.values())
+
+
+def test_an_attempt_that_has_to_stop_at_once_is_ended_without_another_message_and_the_next_one_gets_its_card(
+    ray_of_one_card, tmp_path
+):
+    hangs = attempts(tmp_path, "trainer.simulated.hang_at_step=2", "search.prompts_per_step=[2]")
+    other = attempts(tmp_path)[1:2]
+    pids = []
+
+    class Stopping(Recorder):
+        """Ends the first attempt after its first step."""
+
+        def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
+            if isinstance(message, StepReport) and not pids:
+                pids.append(ray_of_one_card.pid_of(attempt))
+            return super().on_message(attempt, sequence, message)
+
+        def stops_at_once(self) -> dict[str, Stop]:
+            return {str(hangs[0]): Stop(StopKind.BUDGET, "nothing is left")} if pids else {}
+
+    controller = Stopping(hangs + other)
+    ray_of_one_card.run(controller)
+    assert controller.ended[str(hangs[0])] == (AttemptOutcome.BUDGET, "nothing is left")
+    assert controller.ended[str(other[0])][0] is AttemptOutcome.COMPLETED
+    assert controller.released == {str(a): True for a in hangs + other}
+    assert not psutil.pid_exists(pids[0])
 
 
 def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_one_gets_its_card(
