@@ -195,7 +195,8 @@ def _money(event: JournalEvent, at_ns: int, costs: Costs | None) -> str:
         case AttemptEnded() if costs is not None:
             return costs.of_attempt(event.trial_id, event.attempt)
         case DriverEnded() if costs is not None:
-            return f"{costs.until(at_ns)} in all".strip()
+            total = costs.until(at_ns)
+            return f"{total} in all" if total else ""
         case _:
             return ""
 

@@ -45,7 +45,7 @@ def retry_after(
             times = before.count(AttemptOutcome.PREEMPTED)
             if policy.preemptions is not None and times >= policy.preemptions:
                 return None
-            return Retry(0.0, "preempted: that is not its failure")
+            return Retry(0.0, "preempted, which does not count as a failure")
         case AttemptOutcome.CRASHED:
             times = before.count(AttemptOutcome.CRASHED)
             if times >= policy.crashes:
