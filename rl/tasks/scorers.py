@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
-from decimal import Decimal
 from typing import Any
 
-# A minus after a digit or a closing bracket is an operator ("9-4" ends with 4); elsewhere it is a sign.
-# The pattern is unambiguous, so that a search takes time linear in the length of the text.
-_NUMBER = re.compile(r"(?:(?<![\d.)\]])[-+])?(?:\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|\.\d+)", re.ASCII)
+from rl.tasks.numbers import final_number, parse_number
 
 
 def exact(completion: str, answer: str) -> float:
@@ -18,12 +14,12 @@ def exact(completion: str, answer: str) -> float:
 
 
 def number(completion: str, answer: str) -> float:
-    """1.0 if the last number in the completion equals the answer, else 0.0.
+    """1.0 if the number that the completion gives as its answer equals `answer`, else 0.0.
 
-    Numbers are compared exactly: `1,000.0` equals `1000`, and `09` equals `9`.
+    `rl.tasks.numbers` says which number that is. Values are compared exactly: `1,000.0` equals `1000`, and `09` is 9.
     """
-    found = last_number(completion)
-    return float(found is not None and found == parse_number(answer))
+    found, right = final_number(completion), parse_number(answer)
+    return float(found is not None and right is not None and found.equals(right))
 
 
 def math_verify(completion: str, answer: str) -> float:
@@ -38,18 +34,6 @@ def math_verify(completion: str, answer: str) -> float:
     gold = library.parse(f"\\boxed{{{answer}}}", parsing_timeout=off)
     found = library.parse(completion, parsing_timeout=off)
     return float(bool(library.verify(gold, found, timeout_seconds=off)))
-
-
-def last_number(text: str) -> Decimal | None:
-    """The last number in `text` that is written in digits; None if there is none."""
-    matches = _NUMBER.findall(text.replace("\u2212", "-"))
-    return Decimal(matches[-1].replace(",", "")) if matches else None
-
-
-def parse_number(text: str) -> Decimal | None:
-    """`text` as a number; None unless all of it, apart from surrounding white space, is one number."""
-    text = text.strip().replace("\u2212", "-")
-    return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
 
 
 SCORERS = {"exact": exact, "number": number, "math_verify": math_verify}

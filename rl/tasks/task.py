@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rl.spec import ConfigurationError, TaskSpec
-from rl.tasks.scorers import parse_number
+from rl.tasks.numbers import parse_number
 from rl.tasks.sources import SourceRow, SourceRows, read_rows
 
 
