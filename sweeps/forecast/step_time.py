@@ -55,6 +55,8 @@ class StepTime:
     """Decoding time of a batch of up to `completions_per_turn` completions, however many they are. 0 where the time was
     measured: `seconds_per_completion` then includes it."""
     completions_per_turn: int = 1
+    rough: bool = False
+    """From the data sheet alone."""
 
     def of(self, trial: PlannedTrial, steps: int) -> float:
         """Seconds of a trial."""
@@ -126,6 +128,7 @@ def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
         ROUGH_ALLOWANCE,
         seconds_per_turn=turn,
         completions_per_turn=rollout.max_batch_completions,
+        rough=True,
     )
 
 

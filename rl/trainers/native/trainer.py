@@ -30,14 +30,14 @@ class NativeTrainer:
     def run(self, spec: TrialSpec, checkpoint: Path | None) -> Generator[Event, Command | None, None]:
         """See `rl.spec.Trainer.run`."""
         check(spec)
-        _set_openmp_wait_policy()
+        set_openmp_wait_policy()
         from rl.phases import PhaseClock
         from rl.trainers.native.loop import Loop
 
         with ExitStack() as cleanup:
             clock = PhaseClock(spec.cards)
             try:
-                components, state = _build(spec, checkpoint, clock, cleanup)
+                components, state = build_components(spec, checkpoint, clock, cleanup)
                 yield from Loop(spec, components, state, checkpoint).run()
             except MemoryError as error:
                 raise _out_of_memory(spec, "host", error) from error
@@ -75,7 +75,7 @@ def check(spec: TrialSpec) -> None:
     check_sampling(spec.rollout)
 
 
-def _build(
+def build_components(
     spec: TrialSpec, checkpoint: Path | None, clock: PhaseClock, cleanup: ExitStack
 ) -> tuple[Components, Mapping[str, Any] | None]:
     """(components, state). With a checkpoint, both are those of the checkpoint; otherwise the state is None.
@@ -186,7 +186,7 @@ def _set_determinism(on: bool) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _set_openmp_wait_policy() -> None:
+def set_openmp_wait_policy() -> None:
     """Make idle OpenMP threads sleep instead of spin. Has no effect once torch is loaded, so nothing is set then.
 
     On a CPU that is shared with other processes, a spinning thread uses up its time slice while the thread that it
