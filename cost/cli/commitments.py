@@ -1,4 +1,7 @@
-"""`python -m cost commitments ...`: capacity that was bought for a time, and what became of it."""
+"""`python -m cost commitments ...`: enter capacity that was bought for a time, and show how much of it is used.
+
+Tested in tests/cost/charges/test_commitments.py.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,26 @@ from cost.reports.text_table import table_text
 commitments_app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Capacity that was bought for a time (reserved, capacity block, savings plan): enter it, see its use.",
+    help="Capacity that was bought for a time: enter it, show its use.",
 )
 
 
 @commitments_app.command("add")
 def add_commitment(
-    name: Annotated[str, typer.Argument(help="Its name, such as the provider's id of it. Leases name it.")],
-    price: Annotated[str, typer.Option(help="What was paid for all of it: '20000 USD'.")],
-    cards: Annotated[int, typer.Option(help="How many cards it is for.")],
-    since: Annotated[str, typer.Option("--from", help="When it begins: 2026-11-01 or 2026-11-01T08:00 (UTC).")],
-    until: Annotated[str, typer.Option("--to", help="When it is over (UTC).")],
-    sku: Annotated[str, typer.Option(help="What was bought; free text, shown in reports.")],
-    provider: Annotated[str, typer.Option(help="From whom.")],
+    name: Annotated[str, typer.Argument(help="Name, such as the provider's id. Leases refer to it.")],
+    price: Annotated[str, typer.Option(help="The whole price, such as '20000 USD'.")],
+    cards: Annotated[int, typer.Option(help="Number of cards.")],
+    since: Annotated[str, typer.Option("--from", help="Start: 2026-11-01 or 2026-11-01T08:00 (UTC).")],
+    until: Annotated[str, typer.Option("--to", help="End (UTC).")],
+    sku: Annotated[str, typer.Option(help="What was bought; any text, shown in reports.")],
+    provider: Annotated[str, typer.Option(help="The provider.")],
     kind: Annotated[str, typer.Option(help="reserved, capacity_block or savings_plan.")] = "reserved",
-    owner: Annotated[str, typer.Option(help="Who answers for what nobody uses.")] = "",
-    project: Annotated[str, typer.Option(help="What it is for.")] = "",
+    owner: Annotated[str, typer.Option(help="Person or team that unused capacity is charged to.")] = "",
+    project: Annotated[str, typer.Option(help="Project that unused capacity is charged to.")] = "",
     root: Root = DEFAULT_ROOT,
     db: Db = None,
 ) -> None:
-    """Enter what was bought; the same again changes nothing. Leases on it carry the tag commitment=NAME."""
+    """Enter a commitment. The same again changes nothing. Leases that it covers carry the tag commitment=NAME."""
     from cost.charges.commitments import Commitment, add_commitment
     from cost.money import Money
     from cost.periods import instant_ns
@@ -48,38 +51,42 @@ def add_commitment(
 
 @commitments_app.command("list")
 def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_json: Json = False) -> None:
-    """Each with what was paid, and what of it has been used, has gone unused, and is still to come."""
+    """List commitments with their price, split into used, unused and still to come."""
     from cost.charges.commitments import commitment_usage, load_commitments
     from cost.money import pico_text, rounded
     from cost.periods import instant_text
     from cost.prices.book import PriceBook
 
     with open_ledger(root, db) as ledger:
-        bought, now = load_commitments(ledger), ledger.now_ns()
-        used = commitment_usage(bought, ledger.leases.find(), now, book=PriceBook.load(pricing))
-    body = []
-    for one in bought:
-        unused = sum(rest.pico for rest in used.unused if rest.commitment == one)
-        so_far = one.amortised(now)
+        commitments, now_ns = load_commitments(ledger), ledger.now_ns()
+        usage = commitment_usage(commitments, ledger.leases.find(), now_ns, book=PriceBook.load(pricing))
+    shown = []
+    for commitment in commitments:
+        unused_pico = sum(span.pico for span in usage.unused if span.commitment == commitment)
+        elapsed_pico = commitment.amortised(now_ns)
         amounts = {
-            "paid": one.price.pico,
-            "used": so_far - unused,
-            "unused": unused,
-            "to_come": one.price.pico - so_far,
+            "paid": commitment.price.pico,
+            "used": elapsed_pico - unused_pico,
+            "unused": unused_pico,
+            "to_come": commitment.price.pico - elapsed_pico,
         }
-        times = {"from": instant_text(one.from_ns), "to": instant_text(one.to_ns)}
-        facts = {"name": one.name, "kind": one.kind, "sku": one.sku, "provider": one.provider, "cards": one.cards}
-        body.append((facts | times | {"currency": one.price.currency}, amounts))
+        shown.append((commitment, amounts))
     if as_json:
-        print_json({"commitments": [facts | {k: pico_text(v) for k, v in amounts.items()} for facts, amounts in body]})
+        bodies = [
+            {"name": c.name, "kind": c.kind, "sku": c.sku, "provider": c.provider, "cards": c.cards}
+            | {"from": instant_text(c.from_ns), "to": instant_text(c.to_ns), "currency": c.price.currency}
+            | {name: pico_text(pico) for name, pico in amounts.items()}
+            for c, amounts in shown
+        ]
+        print_json({"commitments": bodies})
         return
     columns = ("commitment", "cards", "from (UTC)", "to", "paid", "used", "unused", "to come", "")
     rows = [
         (
-            *(f["name"], str(f["cards"]), f["from"][:16], f["to"][:16]),
-            *(str(rounded(v, 2)) for v in amounts.values()),
-            f["currency"],
+            *(c.name, str(c.cards), instant_text(c.from_ns)[:16], instant_text(c.to_ns)[:16]),
+            *(str(rounded(pico, 2)) for pico in amounts.values()),
+            c.price.currency,
         )
-        for f, amounts in body
+        for c, amounts in shown
     ]
     typer.echo(table_text(columns, rows, right=("cards", "paid", "used", "unused", "to come")))

@@ -1,4 +1,7 @@
-"""What the commands share: options, opening the ledger."""
+"""Options that the commands share, how they open the ledger, and how they fail.
+
+Tested in tests/cost/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
 
 Root = Annotated[Path, typer.Option("--root", help="The folder that sweeps write to (paths.root).")]
-Db = Annotated[str | None, typer.Option("--db", help="The ledger's database, where it is not ROOT/ledger.db.")]
+Db = Annotated[str | None, typer.Option("--db", help="The ledger's database; default: ROOT/ledger.db.")]
 Pricing = Annotated[Path | None, typer.Option("--pricing", help="Folder of the price book.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table; amounts are decimal texts.")]
 DEFAULT_ROOT = Path("runs")
@@ -22,7 +25,7 @@ DEFAULT_ROOT = Path("runs")
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """What the ledger or the price book refuses is one message and exit code 2, not a traceback."""
+    """Turn an error of the ledger, the price book or an amount into one message and exit code 2."""
     from cost.money import MoneyError
     from cost.prices.book import PriceError
     from cost.records import LedgerError
@@ -35,13 +38,13 @@ def exit_on_error() -> Iterator[None]:
 
 
 def ledger_location(root: Path, db: str | None) -> str | Path:
-    """Where the ledger of a root folder is."""
+    """The database of the ledger: `db`, or the file in the root folder."""
     return db or root / "ledger.db"
 
 
 @contextmanager
 def open_ledger(root: Path, db: str | None, *, write: bool = False, create: bool = False) -> Iterator[Ledger]:
-    """The ledger of a root folder, for reading unless `write`; errors are refusals."""
+    """Open the ledger, read-only unless `write`. Its errors are handled by `exit_on_error`."""
     from cost.ledger.ledger import Ledger
 
     with exit_on_error(), Ledger.open(ledger_location(root, db), create=create, read_only=not write) as ledger:

@@ -1,87 +1,47 @@
-"""`python -m cost prices ...`: look at the price book, check it, add to it, import into it.
+"""`python -m cost prices ...`: show, check and extend the price book.
 
-Commands only: every rule is in the modules they call. A command that fails says what is wrong and exits 2; `lint`
-prints its findings and exits 1, or prints nothing and exits 0.
+A command that fails prints one message and exits 2. `lint` prints its findings and exits 1, or prints nothing and
+exits 0.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
-from datetime import UTC, date, datetime
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cost.periods import instant_text
-from cost.prices.book import (
-    DEFAULT_FOLDER,
-    TIME_UNITS,
-    PriceBook,
-    PriceError,
-    PriceRow,
-    as_mapping,
-    hourly,
-    price_instant,
-    read_row,
-)
+from cost.cli.common import Json, exit_on_error
+from cost.cli.price_imports import import_app
+from cost.cli.price_options import DryRun, Folder, ValidFrom, now_text, row_body, today_utc
+from cost.prices.book import DEFAULT_FOLDER, TIME_UNITS, PriceBook, hourly, price_instant, read_row
 from cost.reports.text_table import table_text
 
 prices_app = typer.Typer(
-    name="prices", help="The price book: list, show, lint, add, import.", no_args_is_help=True, add_completion=False
-)
-import_app = typer.Typer(
-    help="Import a price list as a dated snapshot beside the price book.", no_args_is_help=True, add_completion=False
+    name="prices",
+    help="The price book: list, show, lint and add prices, import price lists.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 prices_app.add_typer(import_app, name="import")
-
-FolderOption = Annotated[Path, typer.Option("--pricing", help="Folder of the price book.", show_default="conf/pricing")]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be written; write nothing.")]
-FromOption = Annotated[str, typer.Option("--valid-from", help="Day from which the prices hold; default: today.")]
-ROOT = DEFAULT_FOLDER.parents[1]
-
-
-@contextmanager
-def exit_on_error() -> Iterator[None]:
-    """A price error is a message and exit code 2, not a traceback."""
-    try:
-        yield
-    except PriceError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from error
-
-
-def _today() -> date:
-    return datetime.now(UTC).date()
-
-
-def _now() -> str:
-    return instant_text(time.time_ns())
-
-
-def _plain(row: PriceRow) -> dict[str, Any]:
-    return as_mapping(row) | {"hash": row.hash}
 
 
 @prices_app.command("list")
 def list_prices(
     sku: Annotated[str, typer.Option(help="Only SKUs that contain this text.")] = "",
     provider: Annotated[str, typer.Option(help="Only this provider.")] = "",
-    folder: FolderOption = DEFAULT_FOLDER,
-    as_json: JsonOption = False,
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: Json = False,
 ) -> None:
-    """Every price row: SKU, price, per what, from when; `--json` and `show` say from where, too."""
+    """List all price rows. `--json` and `show` include their sources."""
     with exit_on_error():
         rows = [r for r in PriceBook.load(folder).rows if sku in r.sku and provider in ("", r.provider)]
     rows.sort(key=lambda r: (r.sku, r.purchase, r.region, r.from_ns))
     if as_json:
-        print(json.dumps([_plain(r) for r in rows], indent=1))
+        print(json.dumps([row_body(r) for r in rows], indent=1))
         return
     columns = ("SKU", "price", "per", "cards", "purchase", "region", "from", "to")
     table = [
@@ -101,14 +61,16 @@ def show_price(
     at: Annotated[
         str, typer.Option("--at", help="Moment, such as 2026-11-29 or 2026-11-29T08:00:00Z; default: now.")
     ] = "",
-    purchase: Annotated[str, typer.Option(help="on_demand, spot, reserved, ...; default: the usual one.")] = "",
+    purchase: Annotated[
+        str, typer.Option(help="on_demand, spot, reserved, ...; default: the one that the SKU has a price for.")
+    ] = "",
     region: Annotated[str, typer.Option(help="Region; default: the only one.")] = "",
-    cards: Annotated[int, typer.Option(help="Cards of the machine, for the price of an hour of it.")] = 0,
-    watts: Annotated[int, typer.Option(help="Watts of the machine, for prices per kWh.")] = 0,
-    folder: FolderOption = DEFAULT_FOLDER,
-    as_json: JsonOption = False,
+    cards: Annotated[int, typer.Option(help="Number of cards, to show the price of an hour of the machine.")] = 0,
+    watts: Annotated[int, typer.Option(help="Power of the machine in watts, for prices per kWh.")] = 0,
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: Json = False,
 ) -> None:
-    """The price of a SKU in force at a moment, and where it comes from."""
+    """Show the price of a SKU that is in force at a moment, with its source."""
     with exit_on_error():
         at_ns = price_instant(at, "--at") if at else time.time_ns()
         row = PriceBook.load(folder).in_force(sku, at_ns, purchase=purchase or None, region=region or None)
@@ -118,7 +80,7 @@ def show_price(
             row.per == "kwh" and watts
         ):
             machine = str(hourly(row, cards, watts))
-    body = _plain(row) | ({"machine_hour": machine} if machine else {})
+    body = row_body(row) | ({"machine_hour": machine} if machine else {})
     if as_json:
         print(json.dumps(body, indent=1))
         return
@@ -129,21 +91,24 @@ def show_price(
 
 @prices_app.command("lint")
 def lint_prices(
-    max_price_age_days: Annotated[int, typer.Option(help="Prices read longer ago than this are reported.")] = 180,
-    folder: FolderOption = DEFAULT_FOLDER,
+    max_price_age_days: Annotated[int, typer.Option(help="Report prices that were read longer ago.")] = 180,
+    folder: Folder = DEFAULT_FOLDER,
     machines: Annotated[
-        Path, typer.Option(help="Folder of machine files whose SKUs must have a price.", show_default="conf/machine")
-    ] = ROOT / "conf" / "machine",
-    as_json: JsonOption = False,
+        Path,
+        typer.Option(
+            help="Folder of the machine files; each SKU in them must have a price.", show_default="conf/machine"
+        ),
+    ] = DEFAULT_FOLDER.parents[1] / "conf" / "machine",
+    as_json: Json = False,
 ) -> None:
-    """What is wrong in the price book; silent when nothing is."""
+    """Check the price book for errors. Prints nothing and exits 0 if there are none."""
     from cost.prices.billing import load_rules
     from cost.prices.lint import lint
 
     with exit_on_error():
         findings = lint(
             PriceBook.load(folder),
-            today=_today(),
+            today=today_utc(),
             max_age_days=max_price_age_days,
             rules=load_rules(folder),
             machine_folder=machines,
@@ -159,147 +124,42 @@ def lint_prices(
 
 @prices_app.command("add")
 def add_price(
-    sku: Annotated[str, typer.Argument(help="SKU: <provider>-<card>, with x8 for a machine of eight.")],
-    provider: Annotated[str, typer.Option(help="Who sends the bill.")],
+    sku: Annotated[str, typer.Argument(help="SKU: <provider>-<card>, with x8 for a machine of eight cards.")],
+    provider: Annotated[str, typer.Option(help="The provider that sends the bill.")],
     per: Annotated[str, typer.Option(help="card_hour, machine_hour, gib_month, gib, request, kwh or one_off.")],
     currency: Annotated[str, typer.Option(help="Three-letter code.")],
     price: Annotated[str, typer.Option(help="Digits and a point, such as 2.99.")],
-    source: Annotated[str, typer.Option(help="The page the price stands on.")],
-    valid_from: FromOption = "",
-    valid_to: Annotated[str, typer.Option(help="Day from which it no longer holds; default: until the next row.")] = "",
-    cards: Annotated[int, typer.Option(help="Cards of the machine priced; 0 for any number.")] = 0,
+    source: Annotated[str, typer.Option(help="The page that states the price.")],
+    valid_from: ValidFrom = "",
+    valid_to: Annotated[
+        str, typer.Option(help="First day on which the price no longer applies; default: until the next row.")
+    ] = "",
+    cards: Annotated[int, typer.Option(help="Number of cards of the priced machine; 0 for any number.")] = 0,
     purchase: Annotated[
         str, typer.Option(help="on_demand, spot, reserved, capacity_block, savings_plan, own.")
     ] = "on_demand",
-    region: Annotated[str, typer.Option(help="Region in which it holds.")] = "",
+    region: Annotated[str, typer.Option(help="Region in which the price applies.")] = "",
     kind: Annotated[str, typer.Option(help="list, contracted or effective.")] = "list",
-    tax_included: Annotated[bool, typer.Option("--tax-included", help="The price contains tax.")] = False,
-    tax_rate: Annotated[str, typer.Option(help="Share of tax, such as 0.19.")] = "0",
+    tax_included: Annotated[bool, typer.Option("--tax-included", help="The price includes tax.")] = False,
+    tax_rate: Annotated[str, typer.Option(help="Tax rate as a share, such as 0.19 for 19 %.")] = "0",
     depreciation: Annotated[
-        str, typer.Option(help="Own hardware per kWh: what the machine loses in an hour, such as 0.05.")
+        str, typer.Option(help="For own hardware priced per kWh: depreciation of the machine per hour, such as 0.05.")
     ] = "",
-    note: Annotated[str, typer.Option(help="What a reader should know.")] = "",
-    folder: FolderOption = DEFAULT_FOLDER,
-    dry_run: DryRunOption = False,
+    note: Annotated[str, typer.Option(help="A note for readers.")] = "",
+    folder: Folder = DEFAULT_FOLDER,
+    dry_run: DryRun = False,
 ) -> None:
-    """Adds one price row to added.yaml in the price book; rows that are there are not changed."""
+    """Add one price row to added.yaml in the price book. Existing rows are not changed."""
     from cost.prices.add import add_row
 
-    today = _today().isoformat()
+    today = today_utc().isoformat()
     raw = {"provider": provider, "sku": sku, "region": region, "per": per, "cards": cards, "purchase": purchase}
     raw |= {"currency": currency, "price": price, "tax_included": tax_included, "tax_rate": tax_rate}
     raw |= {"valid_from": valid_from or today, "valid_to": valid_to, "source": source, "day_read": today}
-    raw |= {"note": note, "kind": kind, "depreciation": depreciation or None, "added": _now()}
+    raw |= {"note": note, "kind": kind, "depreciation": depreciation or None, "added": now_text()}
     with exit_on_error():
         row = read_row(raw, "the new row")
         if dry_run:
-            print(json.dumps(_plain(row), indent=1))
+            print(json.dumps(row_body(row), indent=1))
             return
         print(f"added to {add_row(folder, row)}")
-
-
-@import_app.command("skypilot")
-def import_skypilot(
-    path: Annotated[Path, typer.Argument(help="A catalogue file, such as verda_vms.csv.")],
-    provider: Annotated[str, typer.Option(help="Provider, where the path does not say it.")] = "",
-    version: Annotated[str, typer.Option(help="Version of the catalogue, such as v8 or a commit.")] = "",
-    valid_from: FromOption = "",
-    folder: FolderOption = DEFAULT_FOLDER,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Prices of one provider from a SkyPilot catalogue."""
-    from cost.prices.importers import skypilot
-
-    with exit_on_error():
-        snapshot = skypilot.read(
-            path, day_read=_today().isoformat(), valid_from=valid_from, provider=provider, version=version
-        )
-        _finish([snapshot], folder, dry_run, as_json)
-
-
-@import_app.command("gpuhunt")
-def import_gpuhunt(
-    catalogue: Annotated[Path, typer.Argument(help="Folder of an unpacked gpuhunt catalogue.")],
-    version: Annotated[str, typer.Option(help="Version, where the folder has no file `version`.")] = "",
-    valid_from: FromOption = "",
-    folder: FolderOption = DEFAULT_FOLDER,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Prices of every provider in a gpuhunt catalogue."""
-    from cost.prices.importers import gpuhunt
-
-    with exit_on_error():
-        snapshots = gpuhunt.read(catalogue, day_read=_today().isoformat(), valid_from=valid_from, version=version)
-        _finish(list(snapshots), folder, dry_run, as_json)
-
-
-@import_app.command("aws")
-def import_aws(
-    instances: Annotated[list[str], typer.Argument(help="Instance types, such as p5.48xlarge.")],
-    region: Annotated[str, typer.Option(help="AWS region.")] = "us-east-1",
-    folder: FolderOption = DEFAULT_FOLDER,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """On-demand Linux prices from AWS's price list."""
-    from cost.prices.importers import aws
-
-    with exit_on_error():
-        snapshot = aws.on_demand(
-            instances, region=region, day_read=_today().isoformat(), pricing=aws.client("pricing", "us-east-1")
-        )
-        _finish([snapshot], folder, dry_run, as_json)
-
-
-@import_app.command("aws-spot")
-def import_aws_spot(
-    instance: Annotated[str, typer.Argument(help="Instance type, such as p5.48xlarge.")],
-    zone: Annotated[str, typer.Option(help="Zone, such as us-east-1f.")],
-    cards: Annotated[int, typer.Option(help="Cards of the instance.")],
-    start: Annotated[datetime, typer.Option(help="Start of the lease, UTC.")],
-    end: Annotated[datetime, typer.Option(help="End of the lease, UTC.")],
-    folder: FolderOption = DEFAULT_FOLDER,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """The spot prices of a zone over a span of time, with the one in force at its start."""
-    from cost.prices.importers import aws
-
-    with exit_on_error():
-        snapshot = aws.spot_history(
-            instance,
-            cards=cards,
-            zone=zone,
-            start=start.replace(tzinfo=UTC),
-            end=end.replace(tzinfo=UTC),
-            day_read=_today().isoformat(),
-            ec2=aws.client("ec2", zone.rstrip("abcdefghijklmnopqrstuvwxyz")),
-        )
-        _finish([snapshot], folder, dry_run, as_json)
-
-
-def _finish(snapshots: list, folder: Path, dry_run: bool, as_json: bool) -> None:
-    """Prints what was read and left out, and writes it unless this is a dry run."""
-    from cost.prices.importers.snapshot import write
-
-    summaries = []
-    for found in snapshots:
-        snapshot = replace(found, rows=tuple(replace(row, added=_now()) for row in found.rows))
-        file = None if dry_run else write(snapshot, folder)
-        state = "dry run" if dry_run else (str(file) if file else "already there")
-        summary = {"name": snapshot.name, "source": snapshot.source, "version": snapshot.version}
-        summary |= {"sha256": snapshot.sha256, "written": state, "reports": list(snapshot.reports)}
-        summaries.append(summary | {"rows": [_plain(r) for r in snapshot.rows]})
-    if as_json:
-        print(json.dumps(summaries, indent=1))
-        return
-    for summary in summaries:
-        print(f"{summary['name']}: {len(summary['rows'])} prices from {summary['source']} ({summary['written']})")
-        print(f"  version {summary['version']}, sha256 {summary['sha256']}")
-        for report in summary["reports"]:
-            print(f"  {report}")
-        for row in summary["rows"]:
-            place = f"{row['sku']:32} {row['region']:16} {row['purchase']:10}"
-            print(f"  {place} {row['price']:>10} {row['currency']}  {row['cards']} x {row['card'] or 'card'}")

@@ -99,7 +99,10 @@ def test_required_names_are_enforced_for_machines_opened_by_hand(tmp_path):
     assert run("require", "project", "team") == (0, "required: project, team\n")
     assert run("require") == (0, "required: project, team\n")
     code, output = run(*opening, "--instance", "i-1", "--owner", "ann")
-    assert (code, "require project, team of every machine: add --project NAME --tag team=VALUE" in output) == (2, True)
+    assert (code, "requires project, team for every machine: add --project NAME --tag team=VALUE" in output) == (
+        2,
+        True,
+    )
     assert run(*opening, "--instance", "i-1", "--project", " ", "--tag", "team=rl")[0] == 2, (
         "a blank value counts as missing"
     )

@@ -212,7 +212,7 @@ def test_energy_is_refused_on_a_machine_that_is_not_priced_per_kwh(tmp_path):
     rented = runner.invoke(app, [*opening, "--sku", "lambda-h100x8"]).output.strip()
     refused = runner.invoke(app, ["leases", "meter", rented, "--sku", "electricity", "--quantity", "1", *root])
     assert refused.exit_code == 2
-    assert "is priced as 'lambda-h100x8', from 2026-11-29T00:00:00Z" in refused.output
+    assert "has SKU 'lambda-h100x8', from 2026-11-29T00:00:00Z" in refused.output
     own = [*opening[:6], "--instance", "j", *opening[8:], "--sku", "electricity", "--watts", "400"]
     desk = runner.invoke(app, own, catch_exceptions=False).output.strip()
     metered = ["leases", "meter", desk, "--sku", "electricity", "--quantity", "2", "--to", "2026-11-29T08:00", *root]

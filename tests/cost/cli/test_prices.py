@@ -132,3 +132,9 @@ def test_an_import_that_cannot_be_read_exits_2_and_writes_nothing(book):
     assert "cannot be read" in text
     assert "no gpuhunt catalogue" in run("import", "gpuhunt", str(book), "--pricing", str(book), code=2)
     assert [f.name for f in book.iterdir()] == ["billing.yaml"]
+
+
+@pytest.mark.parametrize("command", ["list", "show", "lint", "add", "import skypilot", "import aws", "import gpuhunt"])
+def test_help_contains_no_absolute_path(command):
+    text = run(*command.split(), "--help")
+    assert str(Path(__file__).parents[3]) not in "".join(text.split())

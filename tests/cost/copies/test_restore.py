@@ -94,7 +94,7 @@ def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(books, po
     at = ["--from", bucket.url, "--endpoint-url", bucket.endpoint_url]
     said = runner.invoke(app, ["restore", *at, *places], catch_exceptions=False)
     assert said.exit_code == 0, said.output
-    assert "is now what" in said.output
+    assert "Restored " in said.output
     assert rows_of(postgres) == rows_of(tmp_path / "ledger.db")
     (prices,) = root.glob("pricing-*")
     assert (prices / "billing.yaml").exists()

@@ -112,9 +112,9 @@ def test_from_the_command_line_and_back(books, bucket, tmp_path, caplog):
     other = ["--root", str(tmp_path / "other")]
     back = runner.invoke(app, ["restore", *other, "--from", bucket.url, *at], catch_exceptions=False)
     assert back.exit_code == 0, back.output
-    assert "its price book is in" in back.output
+    assert "Its price book is in" in back.output
     again = runner.invoke(app, ["restore", *other, "--from", bucket.url, *at], catch_exceptions=False)
-    assert "the one before is" in again.output
+    assert "The previous ledger is kept as" in again.output
     assert (tmp_path / "other" / "ledger.db.aside1").exists()
     with Ledger.open(tmp_path / "other" / "ledger.db", read_only=True) as found:
         assert found.usages.find() == books.usages.find()

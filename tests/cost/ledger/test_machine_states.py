@@ -265,7 +265,7 @@ def test_on_the_command_line(tmp_path: Path):
     assert (body["state"], rate.billed_states) == ("stopped", ("running",))
     assert Decimal(body["cost"]) == 3 * Decimal("31.92")
     listed = runner.invoke(app, ["leases", "list", *root]).output
-    assert "held, stopped" in listed
+    assert "open, stopped" in listed
     assert max(map(len, listed.splitlines())) <= 100
     wrong = runner.invoke(app, ["leases", "stop", lease, "--state", "asleep", *root])
     assert wrong.exit_code == 2
