@@ -294,7 +294,7 @@ class SweepController:
         path = Path(trial.checkpoint.path)
         if path.is_dir():
             return path
-        self.warn(f"the checkpoint of {trial.trial_id} at {path} is gone: the trial starts afresh")
+        self.warn(f"the checkpoint of {trial.trial_id} at {path} is gone: the trial starts from the beginning")
         return None
 
     def _command(self, trial: TrialRecord, message: Event) -> Command:

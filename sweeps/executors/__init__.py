@@ -23,7 +23,7 @@ class Attempt:
 
     spec: TrialSpec
     checkpoint: Path | None
-    """Where it resumes from; None: it starts afresh."""
+    """Where it resumes from; None: it starts from the beginning."""
 
     @property
     def trial_id(self) -> str:

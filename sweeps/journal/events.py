@@ -213,7 +213,7 @@ class AttemptStarted:
     """1 for a trial's first attempt."""
     lease_id: str
     from_step: int
-    """Steps done by the checkpoint that the attempt resumes from; 0: it starts afresh."""
+    """Steps done by the checkpoint that the attempt resumes from; 0: it starts from the beginning."""
     reserved: Money | None = None
     """Money reserved for the attempt; None: none."""
     reserved_by: str = ""

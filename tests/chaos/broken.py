@@ -1,4 +1,4 @@
-"""A driver whose database or disk fails in the middle of a sweep, and the next one, when all is well again."""
+"""A driver whose database or disk fails in the middle of a sweep, and the next driver, after the fault is over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.killing import PLANS, configuration, drive, in_a_process, warm,
 from tests.chaos.points import Points
 
 AT_POINT = 90
-"""Where it happens: in the middle of the first trial."""
+"""The point at which the fault happens: in the middle of the first trial."""
 
 HOLD_THE_LOCK = """
 import sqlite3, sys, time
@@ -28,48 +28,48 @@ time.sleep(float(sys.argv[2])) if sys.argv[2] else sys.stdin.read()
 
 @dataclass
 class Broken:
-    """How the driver ended to whom it happened, how the next one did, and what is wrong with what they left.
+    """The ends of the driver with the fault and of the next driver, and everything that is wrong afterwards.
 
-    Where the first one reached the end there is no next one.
+    There is no next driver if the first one completed the sweep.
     """
 
     code: int
-    said: str
+    output: str
     code_after: int
-    said_after: str
+    output_after: str
     wrong: list[str] = field(default_factory=list)
 
 
 def break_and_resume(fault: str, folder: Path) -> Broken:
-    """Run a small sweep; `fault` (a key of `FAULTS`) happens to its driver. Then run it again without."""
-    from tests.chaos import books
+    """Run a small sweep whose driver has `fault` (a key of `FAULTS`); then run the same command without the fault."""
+    from tests.chaos import ledger_checks
 
     warm()
     plan, log = "one card", folder / "witness.jsonl"
     cfg = configuration(plan, folder / "runs")
-    told = [folder / f"run-{run}.txt" for run in (0, 1)]
+    logs = [folder / f"run-{run}.txt" for run in (0, 1)]
 
     def broken() -> int:
         happen_at(AT_POINT, lambda: FAULTS[fault](Path(cfg.paths.root) / "ledger.db"))
         return drive(cfg, log, 0, 0, mlflow=False)
 
-    code = in_a_process(broken, told[0])
-    told[1].touch()
-    code_after = in_a_process(lambda: drive(cfg, log, 1, 0, mlflow=False), told[1]) if code else 0
-    said, said_after = (file.read_text(errors="replace") for file in told)
-    return Broken(code, said, code_after, said_after, books.problems(PLANS[plan], cfg, witnessed(log)))
+    code = in_a_process(broken, logs[0])
+    logs[1].touch()
+    code_after = in_a_process(lambda: drive(cfg, log, 1, 0, mlflow=False), logs[1]) if code else 0
+    output, output_after = (file.read_text(errors="replace") for file in logs)
+    return Broken(code, output, code_after, output_after, ledger_checks.problems(PLANS[plan], cfg, witnessed(log)))
 
 
 def happen_at(number: int, event: Callable[[], Any]) -> None:
-    """Have `event` happen when the process reaches this point."""
+    """Call `event` when the process reaches this point."""
     reach = Points.reach
 
-    def reach_and_see(self: Points, kind: str, where: str) -> None:
+    def reach_and_call(self: Points, kind: str, where: str) -> None:
         reach(self, kind, where)
         if self.count == number:
             event()
 
-    Points.reach = reach_and_see
+    Points.reach = reach_and_call
 
 
 def _locked(ledger: Path, seconds: str) -> None:
@@ -91,7 +91,7 @@ def _locked_for_good(ledger: Path) -> None:
 
     @event.listens_for(Engine, "begin", insert=True)
     def _impatient(connection: Any) -> None:
-        connection.exec_driver_sql("PRAGMA busy_timeout = 100")  # instead of the half minute that it waits
+        connection.exec_driver_sql("PRAGMA busy_timeout = 100")  # instead of half a minute
 
 
 def _full(_ledger: Path) -> None:

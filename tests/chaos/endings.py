@@ -1,4 +1,4 @@
-"""Which trials had to end early, worked out from the journal alone: in exact numbers, by nothing of the product's."""
+"""Which trials must be pruned, computed from the evaluations in the journal with exact numbers, not by the product."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Trial:
     curve: list[tuple[int, Fraction]] = field(default_factory=list)
 
     def at(self, completions: int) -> Fraction | None:
-        """Accuracy there, on the line between two evaluations."""
+        """The accuracy at a number of completions, interpolated linearly between two evaluations."""
         known = dict(self.curve)
         if completions in known:
             return known[completions]
@@ -35,34 +35,38 @@ class _Trial:
         return known[low] + (known[high] - known[low]) * Fraction(completions - low, high - low)
 
 
-def early(plan: Plan, cfg: SweepConfig, record: SweepRecord, events: Iterable[StoredEvent]) -> Iterator[str]:
-    """Each trial was told to end at the evaluation at which the rule asks for it, at no other, and ran no more."""
+def pruned(plan: Plan, cfg: SweepConfig, record: SweepRecord, events: Iterable[StoredEvent]) -> Iterator[str]:
+    """Each trial is stopped exactly at the evaluation at which the rule prunes it, and never started again."""
     trials = {
         t.trial_id: _Trial(t.planned.seed, t.planned.prompts_per_step * t.planned.group_size)
         for t in record.trials.values()
     }
-    told: set[str] = set()
+    stopped: set[str] = set()
     due: dict[str, int] = {}
     for event in events:
         if event.kind == "command" and event.body["command"]["type"] == "stop":
             trial_id = event.body["trial_id"]
             if due.pop(trial_id, None) is None:
-                yield f"{trial_id} was ended early, and no rule asks for it: {event.body['command']['text']}"
-            told.add(trial_id)
+                yield f"{trial_id} was pruned, which the rule does not ask for: {event.body['command']['text']}"
+            stopped.add(trial_id)
             continue
         for trial_id, step in due.items():
-            yield f"{trial_id} had to end early after step {step}, and went on"
+            yield f"{trial_id} should be pruned after step {step}, and was not"
         due.clear()
-        if event.kind == "attempt_started" and event.body["trial_id"] in told:
-            yield f"{event.body['trial_id']} was ended early, and started again"
-        for said in messages_in(event):
-            if isinstance(said.message, EvalReport) and _must_end(plan, cfg, trials, said.trial_id, said.message):
-                due[said.trial_id] = said.message.step
-    if told != {t.trial_id for t in record.trials.values() if t.pruned}:
-        yield f"{told} were told to end early, and the record says otherwise"
+        if event.kind == "attempt_started" and event.body["trial_id"] in stopped:
+            yield f"{event.body['trial_id']} was pruned, and started again"
+        for recorded in messages_in(event):
+            if isinstance(recorded.message, EvalReport) and _must_be_pruned(
+                plan, cfg, trials, recorded.trial_id, recorded.message
+            ):
+                due[recorded.trial_id] = recorded.message.step
+    if stopped != {t.trial_id for t in record.trials.values() if t.pruned}:
+        yield f"{stopped} were stopped, and the record has other pruned trials"
 
 
-def _must_end(plan: Plan, cfg: SweepConfig, trials: Mapping[str, _Trial], trial_id: str, report: EvalReport) -> bool:
+def _must_be_pruned(
+    plan: Plan, cfg: SweepConfig, trials: Mapping[str, _Trial], trial_id: str, report: EvalReport
+) -> bool:
     trial, now = trials[trial_id], report.step * trials[trial_id].completions_per_step
     assert report.accuracy is not None
     if not trial.curve or now > trial.curve[-1][0]:
@@ -81,10 +85,10 @@ def _must_end(plan: Plan, cfg: SweepConfig, trials: Mapping[str, _Trial], trial_
 
 
 def _falls(cfg: SweepConfig, trial: _Trial, others: Sequence[_Trial], rung: int) -> bool:
-    """Whether it is not among the best 1 in `pruning_factor` that came to this rung."""
+    """Whether the trial is not among the best 1 in `pruning_factor` that reached this rung."""
     mine = trial.at(rung)
     known = [value for t in others if (value := t.at(rung)) is not None]
     if mine is None or len(known) + 1 < cfg.search.pruning_min_trials:
         return False
-    go_on = max(1, math.floor((len(known) + 1) / cfg.search.pruning_factor))
-    return sum(value > mine for value in known) >= go_on
+    kept = max(1, math.floor((len(known) + 1) / cfg.search.pruning_factor))
+    return sum(value > mine for value in known) >= kept

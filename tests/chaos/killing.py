@@ -1,4 +1,4 @@
-"""A simulated sweep that is killed again and again, and resumed each time by the same command until it is done.
+"""A simulated sweep that is killed repeatedly, and resumed each time by the same command until it is done.
 
 Every driver runs in a process of its own, forked from a worker that has imported everything: `sweeps.driver.run` from
 its first line, on its own fake clock, with the real ledger, journal, backup and checkpoints in a folder.
@@ -23,19 +23,19 @@ from sweeps.config.types import SweepConfig
 from tests.chaos.points import Points, Witness, install
 
 STARTUP_S, STEP_S, COMPLETION_S, EVALUATION_S, CHECKPOINT_S = 23, 4, 0.25, 11, 3
-"""How long the simulated trainer's work takes, in seconds: without noise, so that anyone can add it up."""
+"""Durations of the simulated trainer's work, in seconds; without noise, so that a test can sum them."""
 
-EARLY = ("search.pruning_min_trials=2", "search.pruning_factor=2", "trainer.simulated.steps_to_half=4")
-EARLY = (*EARLY, "task.eval_questions=32")
+PRUNED_EARLY = ("search.pruning_min_trials=2", "search.pruning_factor=2", "trainer.simulated.steps_to_half=4")
+PRUNED_EARLY = (*PRUNED_EARLY, "task.eval_questions=32")
 LR = "search.space.algorithm.lr={low:1e-6,high:1e-3,log:true}"
 
 STUCK_S = 120
-"""A driver that needs longer than this of real time hangs."""
+"""A driver that takes longer than this, in real time, hangs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep that is small enough to be run thousands of times."""
+    """A sweep that is small enough to run thousands of times."""
 
     name: str
     overrides: tuple[str, ...]
@@ -43,9 +43,9 @@ class Plan:
     checkpoint_every: int = 2
     evaluate_every: int = 0
     in_order: bool = False
-    """Its trials run one after the other: whoever interrupts it changes nothing of what becomes of each."""
+    """Its trials run one after the other, so interruptions do not change how each trial ends."""
     times_faster: int = 1
-    """Words come so much faster than the constants above say: many to a second, so that they are written together."""
+    """Divides the durations above: many messages per second are written as one event."""
 
     def typed(self, root: Path) -> list[str]:
         times = {
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def evaluations(self) -> tuple[int, ...]:
-        """Steps after which a trial that goes to its end is evaluated."""
+        """Steps after which a trial that is not pruned is evaluated."""
         on_the_way = range(self.evaluate_every, self.steps, self.evaluate_every) if self.evaluate_every else ()
         return (0, *on_the_way, self.steps)
 
@@ -82,7 +82,7 @@ KILLED_ANYWHERE = (
         ),
     ),
     Plan("two checkpoints", ("search.prompts_per_step=[2]", "trainer.keep_checkpoints=2"), 9, 1),
-    Plan("many words a second", ("search.prompts_per_step=[2,4]",), 12, 3, times_faster=40),
+    Plan("many messages a second", ("search.prompts_per_step=[2,4]",), 12, 3, times_faster=40),
     Plan("preempted", ("machine=h100x8", "search.prompts_per_step=[2,4]", "trainer.simulated.preempt_at_step=4")),
     Plan("crashed", ("search.prompts_per_step=[2,4]", "trainer.simulated.crash_at_step=3")),
     Plan("hung", ("search.prompts_per_step=[2,4]", "trainer.simulated.hang_at_step=5")),
@@ -90,23 +90,23 @@ KILLED_ANYWHERE = (
         "proposed", ("search=optuna", "search.trials=4", "search.startup_trials=2", "search.prompts_per_step=[2]", LR)
     ),
     Plan(
-        "ended early",
-        ("search=random", "search.trials=5", "search.prompts_per_step=[2]", "search.pruning=asha", *EARLY, LR),
+        "pruned",
+        ("search=random", "search.trials=5", "search.prompts_per_step=[2]", "search.pruning=asha", *PRUNED_EARLY, LR),
         *(8, 4, 2, True),
     ),
     Plan(
-        "ended early side by side",
+        "pruned side by side",
         (
             *("machine=h100x8", "search.max_concurrent=3", "search=random", "search.trials=8", "search.seeds=[0,1]"),
-            *("search.prompts_per_step=[2,4]", "search.pruning=median", *EARLY, LR),
+            *("search.prompts_per_step=[2,4]", "search.pruning=median", *PRUNED_EARLY, LR),
         ),
         *(8, 3, 2),
     ),
     Plan(
-        "proposed and ended early",
+        "proposed and pruned",
         (
             *("search=optuna", "search.trials=6", "search.startup_trials=3", "search.prompts_per_step=[2]"),
-            *("search.sampler_seed=1", "search.pruning=asha", *EARLY, LR),
+            *("search.sampler_seed=1", "search.pruning=asha", *PRUNED_EARLY, LR),
         ),
         *(8, 4, 2, True),
     ),
@@ -126,61 +126,63 @@ PLANS = {plan.name: plan for plan in (*KILLED_ANYWHERE, *KILLED_AT_A_MOMENT)}
 
 @dataclass(frozen=True)
 class Case:
-    """One sweep and where it is killed: `seed` decides all of it."""
+    """One sweep, and where it is killed: a function of `seed`."""
 
     plan: str
     seed: int
     kills: int
-    """At most so many; a driver that reaches the end first is not killed any more."""
+    """At most this many: a driver may reach the end of the sweep before its kill point."""
     mlflow: bool = False
 
 
 @dataclass
 class Outcome:
-    """What came of a case: where it was killed, and what is wrong with what it left behind."""
+    """Where the drivers of a case were killed, and everything that is wrong afterwards."""
 
     case: Case
     killed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    said: str = ""
+    output: str = ""
     """What the last driver printed."""
 
     def __str__(self) -> str:
         lines = [f"plan {self.case.plan!r}, seed {self.case.seed}, killed {len(self.killed)} times:"]
         lines += [f"  {point}" for point in self.killed] + [f"  wrong: {what}" for what in self.wrong]
-        return "\n".join([*lines, self.said[-2000:]])
+        return "\n".join([*lines, self.output[-2000:]])
 
 
 def kill_and_resume(case: Case, folder: Path) -> Outcome:
-    """Run the case in `folder`, and check what is left."""
-    from tests.chaos import books
+    """Run the case in `folder`, and check the result."""
+    from tests.chaos import ledger_checks
 
     warm()
     outcome, rng = Outcome(case), random.Random(f"{case.plan}/{case.seed}")
     root = folder / "runs"
     cfg = configuration(case.plan, root)
     log = folder / "witness.jsonl"
-    whole = uninterrupted(case.plan)
+    reference = uninterrupted(case.plan)
     for run in range(case.kills + 1):
-        # Half of them early: a driver that goes on with a sweep has fewer points before it.
-        most = whole.points if rng.random() < 0.5 else whole.points // 4
+        # Half of the kills early: a driver that resumes a sweep passes fewer points.
+        most = reference.points if rng.random() < 0.5 else reference.points // 4
         kill_at = 0 if run == case.kills else rng.randint(1, most)
         status = in_a_process(lambda n=run, at=kill_at: drive(cfg, log, n, at, case.mlflow), folder / f"run-{run}.txt")
         if status == -signal.SIGKILL:
             end = witnessed(log)[-1]
             outcome.killed.append(f"{end.get('kind')} {end.get('where')} (point {kill_at} of driver {run})")
-            if not books.closed(root):
+            if not ledger_checks.closed(root):
                 continue
             break  # the same command would start another sweep
-        outcome.said = (folder / f"run-{run}.txt").read_text(errors="replace")
+        outcome.output = (folder / f"run-{run}.txt").read_text(errors="replace")
         if status != 0:
             outcome.wrong.append(f"driver {run} ended with {status}")
         break
-    outcome.wrong += books.problems(PLANS[case.plan], cfg, witnessed(log))
-    if PLANS[case.plan].in_order and books.ends(root) != whole.ends:
-        outcome.wrong.append(f"without interruption its trials end as {whole.ends}, and now as {books.ends(root)}")
+    outcome.wrong += ledger_checks.problems(PLANS[case.plan], cfg, witnessed(log))
+    if PLANS[case.plan].in_order and ledger_checks.ends(root) != reference.ends:
+        outcome.wrong.append(
+            f"without interruption its trials end as {reference.ends}, and now as {ledger_checks.ends(root)}"
+        )
     if case.mlflow:
-        outcome.wrong += books.mlflow_problems(cfg)
+        outcome.wrong += ledger_checks.mlflow_problems(cfg)
     return outcome
 
 
@@ -243,7 +245,7 @@ def witnessed(log: Path) -> list[Mapping[str, Any]]:
 
 @cache
 def warm() -> None:
-    """Have this process import whatever a driver imports, so that those forked from it need not."""
+    """Import everything that a driver imports, so that forked drivers start fast."""
     import contextlib
     import io
     import tempfile
@@ -272,26 +274,26 @@ def configuration(plan: str, root: Path, resume: str = "auto") -> SweepConfig:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A sweep of a plan that nobody kills."""
+class Uninterrupted:
+    """The result of a sweep that is not killed."""
 
     points: int
-    """How many its driver passes."""
+    """How many points its driver passes."""
     ends: Mapping[str, tuple[str, int]]
     """By trial, its state and its last step."""
 
 
 @cache
-def uninterrupted(plan: str) -> Whole:
+def uninterrupted(plan: str) -> Uninterrupted:
     import tempfile
 
-    from tests.chaos import books
+    from tests.chaos import ledger_checks
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "witness.jsonl"
         cfg = configuration(plan, Path(folder) / "runs")
         in_a_process(lambda: drive(cfg, log, 0, 0, mlflow=False), Path(folder) / "output.txt")
-        return Whole(witnessed(log)[-1]["points"], books.ends(Path(folder) / "runs"))
+        return Uninterrupted(witnessed(log)[-1]["points"], ledger_checks.ends(Path(folder) / "runs"))
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -309,4 +311,4 @@ if __name__ == "__main__":
 
     place = Path(tempfile.mkdtemp(prefix="killed-"))
     print(kill_and_resume(Case(sys.argv[1], int(sys.argv[2]), 6, mlflow="mlflow" in sys.argv), place))
-    print(f"What it left behind is in {place}")
+    print(f"The sweep's files are in {place}")

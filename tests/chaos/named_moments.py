@@ -1,4 +1,4 @@
-"""Drivers that are killed at a moment chosen by what the witness saw, and drivers that run at once."""
+"""Drivers that are killed at a chosen event of the witness, and drivers that run at once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.chaos.points import Witness
 
 @dataclass
 class Resumed:
-    """What the witness wrote, what the driver that went on printed, and what is wrong with what was left."""
+    """The witness's lines, the output of the driver that resumed, and everything that is wrong afterwards."""
 
     lines: list[Mapping[str, Any]]
-    said: str
+    output: str
     wrong: list[str]
 
 
 def killed_and_resumed(plan: str, what: str, times: int, folder: Path, down_seconds: int = 0) -> Resumed:
-    """Kill a driver once the witness has written `what` so many times; the same command goes on, after a while."""
-    from tests.chaos import books
+    """Kill a driver once the witness has written `what` this many times; resume with the same command later."""
+    from tests.chaos import ledger_checks
 
     warm()
     cfg, log = configuration(plan, folder / "runs"), folder / "witness.jsonl"
@@ -36,7 +36,7 @@ def killed_and_resumed(plan: str, what: str, times: int, folder: Path, down_seco
 
     assert in_a_process(later, folder / "1.txt") == 0
     lines = witnessed(log)
-    return Resumed(lines, (folder / "1.txt").read_text(), books.problems(PLANS[plan], cfg, lines))
+    return Resumed(lines, (folder / "1.txt").read_text(), ledger_checks.problems(PLANS[plan], cfg, lines))
 
 
 def killed_then_another_plan(folder: Path) -> str:
@@ -46,7 +46,7 @@ def killed_then_another_plan(folder: Path) -> str:
 
     warm()
     root, log = folder / "runs", folder / "witness.jsonl"
-    killed = in_a_process(lambda: _killed(configuration("one card", root), log, "said", 4), folder / "0.txt")
+    killed = in_a_process(lambda: _killed(configuration("one card", root), log, "message", 4), folder / "0.txt")
     assert killed == -signal.SIGKILL
     with Ledger.open(root / "ledger.db", create=False, read_only=True) as ledger:
         (name,) = sweep_ids(ledger)
@@ -67,17 +67,17 @@ def both_at_once(folder: Path) -> list[int]:
 
 @dataclass
 class Two:
-    """What became of two drivers of one sweep: exit codes and what they printed."""
+    """Two drivers of one sweep: exit codes, output and process ids."""
 
     codes: tuple[int, int]
-    said: tuple[str, str]
+    output: tuple[str, str]
     pids: tuple[int, int]
 
 
-def second_while_the_first_stands_still(url: str | None, moment: str, lost: bool, folder: Path) -> Two:
-    """Stop a driver (SIGSTOP) at a moment, let the same command run a second one to its end, and let the first go on.
+def second_while_the_first_is_stopped(url: str | None, moment: str, lost: bool, folder: Path) -> Two:
+    """Stop a driver (SIGSTOP) at a moment, run the same command to its end, and continue the first driver.
 
-    `moment`: "planned", or what the witness writes. `lost`: the first has lost its lock meanwhile.
+    `moment`: "planned", or an event of the witness. `lost`: the first driver loses its lock meanwhile.
     """
     warm()
     cfg = configuration("one card", folder / "runs")
@@ -90,12 +90,12 @@ def second_while_the_first_stands_still(url: str | None, moment: str, lost: bool
     codes = {second: os.waitstatus_to_exitcode(os.waitpid(second, 0)[1])}
     os.kill(first, signal.SIGCONT)
     codes[first] = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-    said = (folder / "0.txt").read_text(), (folder / "1.txt").read_text()
-    return Two((codes[first], codes[second]), said, (first, second))
+    output = (folder / "0.txt").read_text(), (folder / "1.txt").read_text()
+    return Two((codes[first], codes[second]), output, (first, second))
 
 
 def lose_lock(url: str | None, root: Path) -> None:
-    """What makes a driver's lock go: its connection breaks, or somebody removes the file."""
+    """Take a driver's lock away: break its connection, or remove its lock file."""
     if url is None:
         for lock in root.glob("*/driver.lock"):
             lock.unlink()
@@ -148,7 +148,7 @@ def _killed(cfg: Any, log: Path, moment: str, times: int) -> int:
 
 
 def _be_later(seconds: int) -> None:
-    """As if so much time had passed since the last driver died."""
+    """Set the clock of the next driver to this long after the death of the last one."""
     from sweeps.driver import driver
 
     until = driver.simulated_until

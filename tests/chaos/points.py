@@ -1,9 +1,9 @@
-"""Places at which a driver can be killed, and a witness of what really happened until then.
+"""Points at which a driver can be killed, and a witness that records what really happened until then.
 
-Both live in the process that is killed. A point is reached before and after every commit, before every row of an open
-transaction, before every change of a file, between a file's being emptied and its being filled, and on either side of
-every word that an executor brings to the driver. At the n-th one the process kills itself with SIGKILL: no `finally`,
-no `atexit`, whatever was buffered is gone. What the witness writes goes straight to its file, so that it outlives that.
+Both are in the process that is killed. There is a point before and after every commit, before every row of an open
+transaction, before every change of a file, between the truncation of a file and its first write, and before and after
+every call of the controller by its executor. At the n-th point the process kills itself with SIGKILL: without `finally`
+or `atexit`, and buffers are lost. The witness writes to its file without a buffer, so its lines survive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROW_STATEMENTS = ("INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP")
 
 
 class Witness:
-    """Lines of JSON in a file, each written at once. `run` numbers the drivers of one sweep."""
+    """Writes lines of JSON to a file, unbuffered. `run` numbers the drivers of one sweep."""
 
     def __init__(self, file: Path, run: int) -> None:
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -50,7 +50,7 @@ class Witness:
 
 
 class Points:
-    """Counts the points and kills the process at number `kill_at` (0: never), after the witness has noted where."""
+    """Counts the points and kills the process at number `kill_at` (0: never), after the witness has recorded where."""
 
     def __init__(self, witness: Witness, kill_at: int) -> None:
         self.count = 0
@@ -64,10 +64,10 @@ class Points:
 
 
 def install(points: Points, witness: Witness, root: Path) -> None:
-    """Put the points into this process; there is no way back, the process is made to be thrown away."""
+    """Put the points into this process, which runs one driver and cannot be restored."""
     _at_commits_and_rows(points)
     _at_files(points, os.fspath(root))
-    _at_words(points, witness)
+    _at_calls(points, witness)
 
 
 def _at_commits_and_rows(points: Points) -> None:
@@ -124,7 +124,7 @@ def _within(path: Any, root: str) -> bool:
     return isinstance(path, str | os.PathLike) and str(os.path.abspath(os.fspath(path))).startswith(root)
 
 
-def _at_words(points: Points, witness: Witness) -> None:
+def _at_calls(points: Points, witness: Witness) -> None:
     from sweeps.driver import driver
     from sweeps.executors.in_process import InProcessExecutor
 
@@ -145,7 +145,7 @@ def _at_words(points: Points, witness: Witness) -> None:
 
 
 class _WitnessedController:
-    """The driver as its executor sees it, with a witness between the two."""
+    """Wraps a controller: the executor's calls reach the witness first."""
 
     def __init__(self, controller: Any, points: Points, witness: Witness) -> None:
         self._controller, self._points, self._witness = controller, points, witness
@@ -159,12 +159,12 @@ class _WitnessedController:
         self._around("granted", lambda: self._controller.on_granted(attempt))
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
-        said = {"trial": attempt.trial_id, "attempt": attempt.number, "kind": message.type}
+        fields = {"trial": attempt.trial_id, "attempt": attempt.number, "kind": message.type}
         step = getattr(message, "step", None)
-        self._witness.write("said", **said, step=step)
+        self._witness.write("message", **fields, step=step)
         command = self._around(message.type, lambda: self._controller.on_message(attempt, sequence, message))
         if isinstance(message, CheckpointWritten):
-            self._witness.write("heard", **said, step=step, checkpoint=Path(message.path).name)
+            self._witness.write("checkpoint_received", **fields, step=step, checkpoint=Path(message.path).name)
         return command
 
     def on_ended(self, attempt: Attempt, *more: Any) -> None:
@@ -178,8 +178,8 @@ class _WitnessedController:
     def on_tick(self) -> None:
         self._around("tick", self._controller.on_tick)
 
-    def _around(self, word: str, call: Callable[[], Any]) -> Any:
-        self._points.reach("before a word", word)
+    def _around(self, name: str, call: Callable[[], Any]) -> Any:
+        self._points.reach("before a call", name)
         answer = call()
-        self._points.reach("after a word", word)
+        self._points.reach("after a call", name)
         return answer

@@ -1,4 +1,4 @@
-"""What is around a sweep fails for a while: everything is told twice, MLflow, the database, the disk, the clock."""
+"""Faults around a sweep: repeated calls, a stepped clock, a locked database, a full disk, MLflow without answer."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ HOUR_NS = 3600 * 10**9
 SMALL = ("stage.steps=6", "trainer.checkpoint_every_steps=2", "task.eval_questions=4", "search.lr_scaling=[hold]")
 
 
-# Everything told twice ------------------------------------------------------------------------------------------------
+# Repeated calls -------------------------------------------------------------------------------------------------------
 
 
-class TellingTwice:
-    """A driver whose executor brings every word twice, and all words of an attempt once more after its end."""
+class RepeatedCalls:
+    """Repeats every call to a controller, and all messages of an attempt once more after its end."""
 
     def __init__(self, controller: Any) -> None:
         self._controller = controller
-        self._said: dict[str, list[tuple[int, Event]]] = {}
+        self._messages: dict[str, list[tuple[int, Event]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._controller, name)
@@ -47,7 +47,7 @@ class TellingTwice:
         self._controller.on_granted(attempt)
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
-        self._said.setdefault(str(attempt), []).append((sequence, message))
+        self._messages.setdefault(str(attempt), []).append((sequence, message))
         answer = self._controller.on_message(attempt, sequence, message)
         assert self._controller.on_message(attempt, sequence, message) == answer
         return answer
@@ -60,9 +60,9 @@ class TellingTwice:
         self._controller.on_released(attempt, released)
         self._controller.on_released(attempt, released)
         self._controller.on_granted(attempt)
-        for sequence, message in self._said[str(attempt)]:
+        for sequence, message in self._messages[str(attempt)]:
             self._controller.on_message(attempt, sequence, message)
-        self._controller.on_ended(attempt, AttemptOutcome.CRASHED, "told late")
+        self._controller.on_ended(attempt, AttemptOutcome.CRASHED, "reported late")
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,18 @@ class TellingTwice:
     ],
     ids=["plain", "preempted", "crashed", "learning rate moved"],
 )
-def test_whatever_is_told_twice_counts_once_in_the_record_and_in_the_books(tmp_path, overrides):
+def test_a_repeated_call_counts_once_in_the_record_and_in_the_ledger(tmp_path, overrides):
     folders = tmp_path / "once", tmp_path / "twice"
     once, twice = (a_sweep(folder, *SMALL, *overrides) for folder in folders)
     once.run()
-    controller: Any = TellingTwice(twice.controller)
+    controller: Any = RepeatedCalls(twice.controller)
     twice.executor.run(controller)
     assert what_happened(twice, folders[1]) == what_happened(once, folders[0])
     assert load(twice.ledger, "smoke-test-1") == twice.journal.record
 
 
 def what_happened(sweep: Sweep, folder: Path) -> Any:
-    """All that the journal and the ledger hold, without the names of folders and how words were written together."""
+    """Everything in the journal and the ledger, without folder names and the grouping of messages into events."""
     events = [e for e in sweep_events(sweep.ledger, "smoke-test-1") if e.kind != "sweep_planned"]
     decisions = [(e.kind, e.key, e.at_ns, e.body) for e in events if e.kind not in REPORT_KINDS]
     messages = [(m.key, m.at_ns, m.body) for e in events for m in messages_in(e)]
@@ -99,7 +99,7 @@ def what_happened(sweep: Sweep, folder: Path) -> Any:
 
 
 class AtMessage:
-    """A driver to whom something happens before its n-th message."""
+    """Calls `event` before the n-th message reaches the controller."""
 
     def __init__(self, controller: Any, number: int, event: Callable[[], None]) -> None:
         self._controller, self._left, self._event = controller, number, event
@@ -115,7 +115,7 @@ class AtMessage:
 
 
 @pytest.mark.parametrize("step_ns", [HOUR_NS, -HOUR_NS], ids=["forward", "back"])
-def test_a_wall_clock_set_by_an_hour_in_the_middle_changes_nothing_and_is_noted(tmp_path, step_ns: int):
+def test_a_wall_clock_set_by_an_hour_in_the_middle_changes_nothing_and_is_recorded(tmp_path, step_ns: int):
     folders = tmp_path / "steady", tmp_path / "stepped"
     steady, stepped = (a_sweep(folder, *SMALL) for folder in folders)
     steady.run()
@@ -136,10 +136,10 @@ def worker() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def test_a_database_that_another_program_locks_for_a_second_delays_the_sweep_and_nothing_else(worker, tmp_path):
+def test_a_database_that_is_locked_for_a_second_only_delays_the_sweep(worker, tmp_path):
     found = worker.submit(break_and_resume, "locked a while", tmp_path).result()
-    assert found.code == 0, found.said
-    assert "Stopped" not in found.said
+    assert found.code == 0, found.output
+    assert "Stopped" not in found.output
     assert found.wrong == []
 
 
@@ -151,43 +151,43 @@ def test_a_database_that_another_program_locks_for_a_second_delays_the_sweep_and
         ("files may not grow", "disk I/O error"),
     ],
 )
-def test_books_that_cannot_be_written_end_the_sweep_with_what_to_do_and_it_goes_on_later(
+def test_a_ledger_that_cannot_be_written_ends_the_sweep_with_a_remedy_and_it_can_be_resumed(
     worker, tmp_path, fault: str, reason: str
 ):
     found = worker.submit(break_and_resume, fault, tmp_path).result()
-    assert found.code == 1, found.said
-    assert "Stopped: the " in found.said
-    assert reason in found.said
-    assert "continue with:  python sweep.py +stage=smoke" in found.said
-    assert "Traceback" not in found.said
-    assert found.code_after == 0, found.said_after
-    assert "resuming" in found.said_after
+    assert found.code == 1, found.output
+    assert "Stopped: the " in found.output
+    assert reason in found.output
+    assert "continue with:  python sweep.py +stage=smoke" in found.output
+    assert "Traceback" not in found.output
+    assert found.code_after == 0, found.output_after
+    assert "resuming" in found.output_after
     assert found.wrong == []
 
 
 # MLflow ---------------------------------------------------------------------------------------------------------------
 
 
-class Warned(threading.Event):
-    """Set by the first warning; what was said is kept."""
+class Warnings(threading.Event):
+    """Set by the first warning; keeps all of them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def __call__(self, text: str) -> None:
-        self.said.append(text)
+        self.texts.append(text)
         self.set()
 
 
-def a_tracker(folder: Path, uri: str, warned: Warned) -> MlflowTracker:
+def a_tracker(folder: Path, uri: str, warnings: Warnings) -> MlflowTracker:
     return MlflowTracker(
         uri=uri,
         experiment="test",
         artifacts=folder / "artifacts",
         open_ledger=lambda: Ledger.open(folder / "ledger.db", create=False, read_only=True),
         sweep_id="smoke-test-1",
-        warn=warned,
+        warn=warnings,
     )
 
 
@@ -206,30 +206,30 @@ def assert_mlflow_has_everything_once(uri: str, sweep: Sweep) -> None:
         assert sorted(metric.step for metric in history) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_store_of_mlflow_that_is_away_gets_the_backlog_when_it_is_back(tmp_path):
+def test_an_mlflow_store_without_answer_receives_the_backlog_later(tmp_path):
     place = tmp_path / "mounted later"
     place.touch()
-    uri, warned = f"sqlite:///{place / 'mlflow.db'}", Warned()
+    uri, warnings = f"sqlite:///{place / 'mlflow.db'}", Warnings()
     sweep = a_sweep(tmp_path, *SMALL)
-    tracker = a_tracker(tmp_path, uri, warned)
+    tracker = a_tracker(tmp_path, uri, warnings)
     tracker.start()
-    assert warned.wait(60)
+    assert warnings.wait(60)
     sweep.run()
     place.unlink()
     place.mkdir()
     assert tracker.close(120)
-    assert len(warned.said) == 1
+    assert len(warnings.texts) == 1
     assert_mlflow_has_everything_once(uri, sweep)
 
 
 @pytest.mark.slow  # MLflow's server takes a quarter of a minute to import
-def test_a_server_of_mlflow_that_goes_away_in_the_middle_has_everything_once_in_the_end(tmp_path):
-    sweep, warned = a_sweep(tmp_path, *SMALL).run(), Warned()
+def test_an_mlflow_server_that_fails_in_the_middle_has_everything_once_in_the_end(tmp_path):
+    sweep, warnings = a_sweep(tmp_path, *SMALL).run(), Warnings()
     with a_server(tmp_path) as server:
         server.away = range(20, 22)  # a request and its repetition
-        tracker = a_tracker(tmp_path, server.uri, warned)
+        tracker = a_tracker(tmp_path, server.uri, warnings)
         tracker.start()
-        assert warned.wait(60)
+        assert warnings.wait(60)
         assert tracker.close(120)
         assert_mlflow_has_everything_once(server.uri, sweep)
-    assert len(warned.said) == 1
+    assert len(warnings.texts) == 1

@@ -1,4 +1,4 @@
-"""kill -9 of a simulated sweep at random points, each followed by a resume: nothing lost, nothing twice, a true bill.
+"""kill -9 of a simulated sweep at random points, each followed by a resume: no work lost or done twice, exact costs.
 
 A point that fails is reproduced with `python -m tests.chaos.killing PLAN SEED`.
 """
@@ -35,7 +35,7 @@ def run(pool: ProcessPoolExecutor, folder: Path, cases: list[Case]) -> list[Outc
 
 
 def kill_at_points(pool: ProcessPoolExecutor, folder: Path, points: int, first_seed: int) -> list[Outcome]:
-    """Sweeps of every plan in turn, until they have been killed at so many points."""
+    """Run sweeps of every plan in turn, until this many kills have happened."""
     outcomes: list[Outcome] = []
     for seed in itertools.count(first_seed):
         cases = [Case(plan.name, seed, KILLS_PER_SWEEP) for plan in KILLED_ANYWHERE]
@@ -50,7 +50,7 @@ def assert_nothing_wrong(outcomes: list[Outcome]) -> None:
     assert not wrong, f"{len(wrong)} of {len(outcomes)} sweeps:\n" + "\n".join(wrong[:5])
 
 
-def test_a_sweep_killed_at_any_point_goes_on_and_its_books_are_right(workers, tmp_path):
+def test_a_sweep_killed_at_any_point_is_resumed_and_its_ledger_is_exact(workers, tmp_path):
     outcomes = kill_at_points(workers, tmp_path, 120, first_seed=0)
     assert_nothing_wrong(outcomes)
     print(summary(outcomes))

@@ -1,4 +1,4 @@
-"""What a sweep is after its driver was killed at a moment chosen by name, and what the next driver makes of it."""
+"""A sweep whose driver was killed at a chosen moment, and what the next driver does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.chaos.named_moments import (
     both_at_once,
     killed_and_resumed,
     killed_then_another_plan,
-    second_while_the_first_stands_still,
+    second_while_the_first_is_stopped,
 )
 
 SECOND_NS = 10**9
@@ -34,7 +34,7 @@ def worker() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def test_a_resume_runs_exactly_the_trials_that_are_not_finished_those_never_started_too(worker, tmp_path):
+def test_a_resume_runs_exactly_the_unfinished_trials_including_those_never_started(worker, tmp_path):
     found = worker.submit(killed_and_resumed, "six trials", "closed", 3, tmp_path).result()
     assert found.wrong == []
     granted = [
@@ -43,7 +43,7 @@ def test_a_resume_runs_exactly_the_trials_that_are_not_finished_those_never_star
     assert len(granted[0]) == 3
     assert len(granted[1]) == 3
     assert not set(granted[0]) & set(granted[1])
-    assert "3 of 6 trials left" in found.said
+    assert "3 of 6 trials left" in found.output
 
 
 def test_the_concurrency_limit_holds_after_a_resume_by_the_ledgers_overlaps(worker, tmp_path):
@@ -52,16 +52,16 @@ def test_the_concurrency_limit_holds_after_a_resume_by_the_ledgers_overlaps(work
     with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
         usages = ledger.usages.find()
     edges = sorted((at, change) for u in usages for at, change in ((u.from_ns, 1), (u.to_ns or 0, -1)))
-    held = most = 0
+    running = most = 0
     for _, change in edges:
-        held += change
-        most = max(most, held)
+        running += change
+        most = max(most, running)
     assert len(usages) > 6
     assert most == 2
 
 
-def test_time_while_a_sweep_was_down_is_no_trials_time_and_its_money_is_counted(worker, tmp_path):
-    found = worker.submit(killed_and_resumed, "two at a time", "said", 9, tmp_path, 3600).result()
+def test_time_without_a_driver_belongs_to_no_trial_and_its_cost_is_counted(worker, tmp_path):
+    found = worker.submit(killed_and_resumed, "two at a time", "message", 9, tmp_path, 3600).result()
     assert found.wrong == []
     with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
         sweep_id = sweep_ids(ledger)[0]
@@ -72,7 +72,7 @@ def test_time_while_a_sweep_was_down_is_no_trials_time_and_its_money_is_counted(
         book = PriceBook.load(CONF_DIR / "pricing")
         report = sweep_report(ledger, book, sweep_id, lease.to_ns)
     assert max(ran) < 300 * SECOND_NS, "no attempt lasts through the hour in which nothing ran"
-    assert lease.to_ns - lease.from_ns > 3600 * SECOND_NS, "the machine was held all the while"
+    assert lease.to_ns - lease.from_ns > 3600 * SECOND_NS, "the lease was open all the time"
     (idle,) = [row for row in report.overheads if "idle" in row.categories]
     assert idle.categories["idle"] > report.total_pico // 2
     assert sum(row.pico for row in (*report.trials, *report.overheads)) == report.total_pico
@@ -115,28 +115,28 @@ def assert_every_trial_ran_once(url: str | None, folder: Path, outcomes: set[str
     assert sorted(completed) == sorted(record.trials)
     assert {u.outcome for u in usages} == outcomes
     by_start = sorted(usages, key=lambda u: u.from_ns)
-    assert all((u.to_ns or 0) <= v.from_ns for u, v in itertools.pairwise(by_start)), "one card, held by two"
+    assert all((u.to_ns or 0) <= v.from_ns for u, v in itertools.pairwise(by_start)), "two usages of one card"
 
 
-@pytest.mark.parametrize("moment", ["planned", "said"])
-def test_a_second_driver_of_a_sweep_is_told_where_the_first_is_and_how_to_stop_it(
+@pytest.mark.parametrize("moment", ["planned", "message"])
+def test_a_second_driver_is_refused_with_the_place_of_the_first_and_how_to_stop_it(
     worker, any_database, tmp_path, moment: str
 ):
     url = any_database if "://" in any_database else None
-    found = worker.submit(second_while_the_first_stands_still, url, moment, False, tmp_path).result()
-    assert found.codes == (0, 1), found.said
-    refusal = " ".join(found.said[1].split())
+    found = worker.submit(second_while_the_first_is_stopped, url, moment, False, tmp_path).result()
+    assert found.codes == (0, 1), found.output
+    refusal = " ".join(found.output[1].split())
     assert f"is being driven by process {found.pids[0]} on {socket.gethostname()} since " in refusal
     assert "python -m sweeps stop smoke-" in refusal
     assert_every_trial_ran_once(url, tmp_path, {"COMPLETED"})
 
 
-def test_a_driver_that_lost_its_sweep_to_another_writes_nothing_more_and_says_so(worker, any_database, tmp_path):
+def test_a_driver_whose_sweep_another_has_resumed_reports_it_and_writes_nothing_more(worker, any_database, tmp_path):
     url = any_database if "://" in any_database else None
-    found = worker.submit(second_while_the_first_stands_still, url, "said", True, tmp_path).result()
-    assert found.codes == (1, 0), found.said
-    assert "Stopped: smoke-" in found.said[0]
-    assert f"is being driven by process {found.pids[1]} on " in found.said[0]
-    assert "Traceback" not in found.said[0]
-    assert "resuming" in found.said[1]
+    found = worker.submit(second_while_the_first_is_stopped, url, "message", True, tmp_path).result()
+    assert found.codes == (1, 0), found.output
+    assert "Stopped: smoke-" in found.output[0]
+    assert f"is being driven by process {found.pids[1]} on " in found.output[0]
+    assert "Traceback" not in found.output[0]
+    assert "resuming" in found.output[1]
     assert_every_trial_ran_once(url, tmp_path, {"COMPLETED", "LOST"})

@@ -18,7 +18,9 @@ STEPS = 30
 
 
 @pytest.mark.slow  # two starts of Ray and of torch: a minute and a half; simulated trials prove the same in seconds
-def test_a_real_trial_goes_on_elsewhere_after_its_machine_is_lost(tmp_path, tmp_path_factory, bucket, postgres, keys):
+def test_a_real_trial_resumes_on_another_machine_after_its_machine_is_lost(
+    tmp_path, tmp_path_factory, bucket, postgres, keys
+):
     cache = tmp_path_factory.mktemp("cache")
     more = [*ONE, f"stage.steps={STEPS}", "storage=s3"]
     more += [f"storage.bucket={bucket.name}", f"storage.prefix={bucket.prefix}", f"storage.database_url='{postgres}'"]
@@ -38,14 +40,14 @@ def test_a_real_trial_goes_on_elsewhere_after_its_machine_is_lost(tmp_path, tmp_
     shutil.rmtree(tmp_path / "a")
 
     found = start(tmp_path / "b", cache, *more)
-    told, _ = found.communicate(timeout=300)
-    assert found.returncode == 0, told
-    assert "fetched from s3://" in told, told
-    assert "starts afresh" not in told
+    output, _ = found.communicate(timeout=300)
+    assert found.returncode == 0, output
+    assert "restored from s3://" in output, output
+    assert "starts from the beginning" not in output
     with Ledger.open(postgres, create=False, read_only=True) as ledger:
         (sweep_id,) = sweep_ids(ledger)
         (trial,) = load(ledger, sweep_id).trials.values()
-        assert sorted(steps_of(ledger, sweep_id, trial.trial_id)) == list(range(1, STEPS + 1)), told
+        assert sorted(steps_of(ledger, sweep_id, trial.trial_id)) == list(range(1, STEPS + 1)), output
     assert trial.attempts[-1].from_step > 0
     assert trial.attempts[-1].outcome == "completed"
 

@@ -73,13 +73,13 @@ def started() -> Iterator[RealCluster]:
     )
     assert keeper.stdin is not None
     assert keeper.stdout is not None
-    told = []
+    lines = []
     for line in keeper.stdout:
-        told.append(line)
+        lines.append(line)
         if line.startswith("address "):
             break
-    assert "".join(told[-1:]).startswith("address "), "".join(told)
-    yield RealCluster(keeper, told[-1].split()[1])
+    assert "".join(lines[-1:]).startswith("address "), "".join(lines)
+    yield RealCluster(keeper, lines[-1].split()[1])
     keeper.stdin.close()
     keeper.wait(timeout=60)
 
@@ -112,7 +112,7 @@ except ConfigError as error:
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "text"),
     [
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}, "usable: 2"),
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN[::-1]}, "needs a token, and the token of this process"),
@@ -121,33 +121,33 @@ except ConfigError as error:
     ],
     ids=["right", "wrong", "no mode", "no token"],
 )
-def test_a_cluster_with_tokens_lets_in_who_has_it_and_tells_the_others_what_to_set(
-    cluster, tmp_path, environment: dict[str, str], said: str
+def test_a_cluster_with_tokens_refuses_a_wrong_or_missing_token_with_the_remedy(
+    cluster, tmp_path, environment: dict[str, str], text: str
 ):
     result = python(JOIN.format(device="cpu", cards=1), cluster, tmp_path, **environment)
-    assert said in result.stdout, result.stdout + result.stderr
+    assert text in result.stdout, result.stdout + result.stderr
     assert TOKEN not in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(
-    ("device", "cards", "said"),
+    ("device", "cards", "text"),
     [
         ("cpu", 2, "a trial needs a CPU and 2 x card of one node (search.cards_per_trial), and there is"),
         ("cuda", 1, "a trial needs a CPU and 1 x GPU"),
     ],
 )
-def test_a_trial_that_fits_no_node_is_refused_with_what_was_asked_and_what_there_is(
-    cluster, tmp_path, device: str, cards: int, said: str
+def test_a_trial_that_fits_no_node_is_refused_with_what_it_needs_and_what_the_nodes_have(
+    cluster, tmp_path, device: str, cards: int, text: str
 ):
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     result = python(JOIN.format(device=device, cards=cards), cluster, tmp_path, **secret)
-    assert f"refused: machine.cluster=auto: the Ray at {cluster.address} can never run a trial: {said}" in (
+    assert f"refused: machine.cluster=auto: the Ray at {cluster.address} can never run a trial: {text}" in (
         result.stdout
     ), result.stderr
     assert ("1 x card, 1 x CPU" if device == "cpu" else "0 x GPU, 1 x CPU") in result.stdout
 
 
-def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):
+def test_an_address_without_a_server_is_refused_at_once(tmp_path):
     class Nowhere:
         address = "127.0.0.1:1"
 
@@ -155,9 +155,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):
     assert "no Ray answers at 127.0.0.1:1; start one there" in result.stdout, result.stderr
 
 
-def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest_of_the_cluster_finishes(
-    cluster, tmp_path
-):
+def test_a_node_that_is_lost_preempts_its_attempts_and_the_other_nodes_finish_the_sweep(cluster, tmp_path):
     """The last test of this cluster: it has one node less afterwards."""
     code = f"from tests.e2e.test_cluster import slow_sweep; slow_sweep({cluster.address!r}, {str(tmp_path)!r})"
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
@@ -170,27 +168,27 @@ def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest
         text=True,
     )
     assert process.stdout is not None
-    told, at_work = [], set()
+    lines, at_work = [], set()
     for line in process.stdout:
-        told.append(line)
+        lines.append(line)
         if line.startswith("did step 2 of "):
             at_work.add(line)
         if len(at_work) == 2:
             break
     cluster.lose_node()
     for line in process.stdout:
-        told.append(line)
+        lines.append(line)
         if line == "1 cards now\n":
             break
     (tmp_path / "go on").touch()
-    told += list(process.stdout)
-    assert process.wait(timeout=120) == 0, "".join(told)
+    lines += list(process.stdout)
+    assert process.wait(timeout=120) == 0, "".join(lines)
 
     with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
         record = load(ledger, "smoke-test-1")
         usages = ledger.usages.find()
         warnings = [e.body["text"] for e in ledger.events.read("sweep:smoke-test-1") if e.kind == "warning"]
-    assert {t.state for t in record.trials.values()} == {TrialState.COMPLETED}, "".join(told)
+    assert {t.state for t in record.trials.values()} == {TrialState.COMPLETED}, "".join(lines)
     attempts = [(a.outcome, a.message) for t in record.trials.values() for a in t.attempts]
     assert sorted(outcome or "" for outcome, _ in attempts) == ["completed"] * len(record.trials) + ["preempted"]
     assert "its node was lost" in next(message for outcome, message in attempts if outcome == "preempted")
@@ -201,7 +199,7 @@ def test_a_node_lost_in_the_middle_of_a_sweep_preempts_its_attempts_and_the_rest
 
 @pytest.mark.slow  # a cluster of its own, and real trials on it, one of them twice: two minutes
 @pytest.mark.timeout(1800)
-def test_the_whole_command_runs_real_trials_on_a_cluster_loses_a_node_and_finishes(tmp_path):
+def test_the_command_runs_real_trials_on_a_cluster_that_loses_a_node_and_finishes(tmp_path):
     with started() as own:
         secret = {"RAY_ADDRESS": own.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         command = [sys.executable, "-u", str(ROOT / "sweep.py"), *SMALL, "stage.steps=60"]
@@ -221,19 +219,19 @@ def test_the_whole_command_runs_real_trials_on_a_cluster_loses_a_node_and_finish
         ]
         process = subprocess.Popen([*command, *rented, *two], **settings)
         assert process.stdout is not None
-        told, at_work = [], set()
+        lines, at_work = [], set()
         for line in process.stdout:
-            told.append(line)
+            lines.append(line)
             if "step   3/60" in line:
                 at_work.add(line[:10])
             if len(at_work) == 2:
                 break
         own.lose_node()
-        told += list(process.stdout)
-        assert process.wait(timeout=60) == 0, "".join(told)
-    said = "".join(told)
-    assert "preempted, will be tried again: its node was lost" in said
-    assert "trials can use 1 cards now, 2 before. The lease stays open at the price of the whole cluster" in said
+        lines += list(process.stdout)
+        assert process.wait(timeout=60) == 0, "".join(lines)
+    output = "".join(lines)
+    assert "preempted, will be retried: its node was lost" in output
+    assert "trials can use 1 cards now, 2 before. The lease stays open at the price of the whole cluster" in output
     with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
         (sweep_id,) = sweep_ids(ledger)
         record = load(ledger, sweep_id)
@@ -244,19 +242,19 @@ def test_the_whole_command_runs_real_trials_on_a_cluster_loses_a_node_and_finish
 
 
 def slow_sweep(address: str, folder: str) -> None:
-    """A sweep of simulated trials that wait for a word after their second step. Runs in a process of its own."""
+    """A sweep of simulated trials that wait for a file after their second step. Runs in a process of its own."""
     from sweeps.executors.attempt_actor import AttemptActor
     from sweeps.executors.cluster import joined
     from sweeps.executors.ray_tune import RayTuneExecutor
     from tests.sweeps.in_process import a_sweep
 
     class Waiting(AttemptActor):
-        said = 0
+        messages = 0
 
         def step(self):
-            while self.said > 5 and not (Path(folder) / "go on").exists():
+            while self.messages > 5 and not (Path(folder) / "go on").exists():
                 time.sleep(0.05)
-            self.said += 1
+            self.messages += 1
             return super().step()
 
     class Telling(SweepController):

@@ -1,4 +1,4 @@
-"""A sweep whose driver is killed, as a user sees it: the same command runs what is left, and the books agree."""
+"""A sweep whose driver is killed, as a user sees it: the same command runs the rest, and the costs are exact."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def details(folder: Path) -> dict[str, dict]:
     return {d["trial"]: d for d in row["details"]}
 
 
-def test_after_a_kill_the_same_command_runs_what_is_left_and_nothing_twice(tmp_path):
+def test_after_a_kill_the_same_command_runs_the_unfinished_work_only(tmp_path):
     kill_after(tmp_path, BEFORE_THE_KILL)
     before = details(tmp_path)
     done = {trial for trial, d in before.items() if d["state"] == "COMPLETED"}

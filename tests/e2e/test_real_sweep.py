@@ -62,7 +62,9 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def test_a_smoke_that_is_interrupted_and_then_told_to_terminate_goes_on_each_time_and_its_books_agree(tmp_path, cache):
+def test_a_smoke_that_is_interrupted_and_then_terminated_resumes_each_time_and_its_ledger_is_consistent(
+    tmp_path, cache
+):
     first = start(tmp_path, cache, *TWO)
     assert "machine cpu" in "".join(read_until(first, "step   3/6"))
     stop(first, signal.SIGINT)
@@ -74,9 +76,9 @@ def test_a_smoke_that_is_interrupted_and_then_told_to_terminate_goes_on_each_tim
     assert "resuming, 2 of 2 trials left" in before
     stop(second, signal.SIGTERM)
 
-    told, _ = start(tmp_path, cache, *TWO).communicate(timeout=300)
-    assert "resuming, 1 of 2 trials left" in told
-    assert "Metric gate: open" in told
+    output, _ = start(tmp_path, cache, *TWO).communicate(timeout=300)
+    assert "resuming, 1 of 2 trials left" in output
+    assert "Metric gate: open" in output
     status = json.loads(module(tmp_path, "sweeps", "status", "--json").stdout)
     assert [s["trials"] for s in status["sweeps"]] == [{"COMPLETED": 2}]
     assert [t["attempts"] for t in status["sweeps"][0]["details"]] == [2, 2]
@@ -88,13 +90,13 @@ def test_a_smoke_that_is_interrupted_and_then_told_to_terminate_goes_on_each_tim
 
 
 def stop(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Ask a driver to end: it says how to go on, and nothing that it started is left."""
+    """Interrupt a driver: it prints the command that resumes, and none of its processes is left."""
     started = family(process)
     assert any("ray" in " ".join(p.cmdline()) for p in started if p.is_running())
     process.send_signal(number)
-    told, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, told
-    assert "Resume:" in told
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "Resume:" in output
     _, alive = psutil.wait_procs(started, timeout=20)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
@@ -112,12 +114,12 @@ def run_killed(folder: Path, cache: Path, moments: list[Moment], *more: str) -> 
     while True:
         process = start(folder, cache, *ONE, "retry.backoff_seconds=0", *more)
         try:
-            told = to_its_death_or_end(process, folder, waiting)
+            output = to_its_death_or_end(process, folder, waiting)
         finally:
             process.kill()  # a driver on hold would stay for ever
-        if told is not None:
-            assert process.returncode == 0, told
-            return told
+        if output is not None:
+            assert process.returncode == 0, output
+            return output
 
 
 def to_its_death_or_end(process: subprocess.Popen[str], folder: Path, waiting: list[Moment]) -> str | None:
@@ -141,7 +143,7 @@ def to_its_death_or_end(process: subprocess.Popen[str], folder: Path, waiting: l
 
 
 def hold(process: subprocess.Popen[str], moment: str) -> None:
-    """Stop the driver where it is: a trial waits for its answer after each word, so it cannot end meanwhile."""
+    """Stop the driver with SIGSTOP: a trial waits for the reply to each message, so it cannot end meanwhile."""
     process.send_signal(signal.SIGSTOP)
     driver = psutil.Process(process.pid)
     ended_by = time.monotonic() + 60
@@ -174,9 +176,9 @@ def assert_nothing_lost_or_counted_twice(folder: Path, trials: int) -> None:
     new: Counter[tuple[str, int]] = Counter()
     with Ledger.open(folder / "runs" / "ledger.db", create=False, read_only=True) as ledger:
         for event in sweep_events(ledger, status["sweeps"][0]["sweep"]):
-            for said in messages_in(event):
-                if isinstance(step := said.message, StepReport):
-                    new[said.trial_id, step.step] += not step.replay
+            for recorded in messages_in(event):
+                if isinstance(step := recorded.message, StepReport):
+                    new[recorded.trial_id, step.step] += not step.replay
         usages = sorted(ledger.usages.find(), key=lambda u: u.from_ns)
     assert sorted(Counter(trial_id for trial_id, _ in new).values()) == [6] * trials
     assert set(new.values()) == {1}

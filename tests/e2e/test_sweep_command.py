@@ -52,11 +52,11 @@ def done(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     return folder, sweep(folder, "+stage=smoke", "trainer=simulated")
 
 
-def test_a_simulated_smoke_ends_with_an_open_gate_and_says_what_comes_next(done):
+def test_a_simulated_smoke_ends_with_an_open_gate_and_the_next_command(done):
     _, result = done
     assert result.returncode == 0, result.stdout + result.stderr
-    for said in ("Metric gate: open", "simulated", "cost.csv", "mlflow ui --backend-store-uri", "+stage=single"):
-        assert said in result.stdout
+    for text in ("Metric gate: open", "simulated", "cost.csv", "mlflow ui --backend-store-uri", "+stage=single"):
+        assert text in result.stdout
     assert "Traceback" not in result.stderr
 
 
@@ -66,7 +66,7 @@ def test_nothing_printed_is_wider_than_100_columns_but_addresses_and_commands(do
     assert max(map(len, tables)) <= 100
 
 
-def test_it_writes_under_runs_and_nowhere_else(done):
+def test_a_sweep_writes_below_runs_only(done):
     folder, _ = done
     assert [p.name for p in folder.iterdir()] == ["runs"]
     sweep_dir = next(p for p in (folder / "runs").iterdir() if p.name.startswith("smoke-"))
@@ -85,7 +85,7 @@ def test_the_csv_has_a_row_per_trial_and_sums_to_the_report(done):
     assert all(isinstance(t["cost"], str) for t in report["trials"])
 
 
-def test_the_books_are_in_order_and_status_is_json(done):
+def test_the_ledger_is_consistent_and_status_prints_json(done):
     folder, _ = done
     checked = module(folder, "cost", "check")
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -103,7 +103,7 @@ def test_a_dry_run_prints_plan_and_cost_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_multi_is_planned_and_priced_but_says_what_it_needs_when_run(tmp_path):
+def test_multi_is_planned_and_priced_but_a_run_is_refused_with_the_remedy(tmp_path):
     planned = sweep(tmp_path, "+stage=multi", "dry_run=true")
     assert planned.returncode == 0, planned.stderr
     assert "lambda-h100x8" in planned.stdout
@@ -166,12 +166,12 @@ TROUBLED = (
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A folder with a sweep that reached its end: trials failed, nobody was there for MLflow, no price was known."""
+    """A folder with a finished sweep: trials failed, MLflow did not answer, the price was unknown."""
     folder = tmp_path_factory.mktemp("troubled")
     return folder, sweep(folder, *TROUBLED)
 
 
-def test_an_mlflow_that_does_not_answer_is_said_and_the_sweep_goes_on(troubled):
+def test_an_mlflow_that_does_not_answer_gives_a_warning_and_the_sweep_continues(troubled):
     _, result = troubled
     assert "does not answer" in result.stdout
     assert "Metric gate: " in result.stdout
@@ -186,7 +186,7 @@ def test_a_sweep_with_a_failed_trial_exits_1_and_one_with_a_forced_gate_0(troubl
     assert "known, and looked at" in forced.stdout
 
 
-def test_an_unpriced_machine_is_said_to_be_unpriced_and_never_free(troubled):
+def test_an_unpriced_machine_is_shown_as_unpriced_and_never_as_free(troubled):
     _, result = troubled
     assert "Cost: UNPRICED" in result.stdout
     assert "0.00 USD" not in result.stdout
@@ -195,5 +195,5 @@ def test_an_unpriced_machine_is_said_to_be_unpriced_and_never_free(troubled):
 def test_help_shows_examples_and_the_keys_people_type():
     result = sweep(ROOT, "--help")
     assert result.returncode == 0
-    for said in ("+stage=smoke", "dry_run=true", "search.prompts_per_step"):
-        assert said in result.stdout
+    for text in ("+stage=smoke", "dry_run=true", "search.prompts_per_step"):
+        assert text in result.stdout

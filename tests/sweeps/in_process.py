@@ -1,4 +1,4 @@
-"""A whole sweep on the fake clock, in this process: real ledger, real journal, simulated trainer."""
+"""A sweep on the fake clock, in this process: real ledger, real journal, simulated trainer."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Sweep:
         return self
 
     def reports(self) -> dict[str, TrialReports]:
-        """What the trials said, by trial, as the journal has it."""
+        """The reports of each trial, by trial, from the journal."""
         return trial_reports(self.ledger, self.journal.record.sweep_id)
 
 
 def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **controller_settings) -> Sweep:
-    """A planned sweep with its lease held, not yet run. Without a price of the machine, it is unpriced."""
+    """A planned sweep with an open lease, not yet run. Without `price`, the machine is unpriced."""
     cfg = compose(["+stage=smoke", "trainer=simulated", f"paths.root={folder}", *overrides])
     clock = FakeClock(price.from_ns) if price else FakeClock()
     ledger = Ledger.open(folder / "ledger.db", clock)

@@ -1,4 +1,4 @@
-"""A sweep on the fake clock whose machine has a price of the test's own, and whose limits are held."""
+"""A sweep on the fake clock with a budget, on a machine whose price the test sets."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ RATES = """rates:
 
 @dataclass
 class View:
-    """Keeps what a person would be told."""
+    """Keeps the warnings."""
 
-    said: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def changed(self, trial: TrialRecord, message: Event | None) -> None:
         pass
 
     def warn(self, text: str) -> None:
-        self.said.append(text)
+        self.warnings.append(text)
 
     def tick(self) -> None:
         pass
@@ -66,7 +66,7 @@ class PaidSweep:
     pricing: Pricing
 
     def run(self) -> PaidSweep:
-        """To its end, as a driver does; the machine is given back."""
+        """Run to the end, as a driver does; the lease is closed."""
         self.executor.run(self.controller)
         sweep_id = self.journal.record.sweep_id
         for lease_id in [s.lease.lease_id for s in self.ledger.leases.find(only_open=True) if sweep_id in s.sweeps]:
@@ -108,7 +108,7 @@ def a_paid_sweep(
     wait: Callable[[], None] = lambda: None,
     cfg: SweepConfig | None = None,
 ) -> PaidSweep:
-    """Planned, its lease held, not yet run; resuming, where the ledger knows it. `cfg`: in place of `overrides`."""
+    """A planned sweep with an open lease, not yet run; resumed, if the ledger has it. `cfg` replaces `overrides`."""
     cfg = cfg or a_config(folder, *overrides)
     clock = clock or FakeClock()
     ledger = Ledger.open(place or folder / "ledger.db", clock)

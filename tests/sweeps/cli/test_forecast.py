@@ -31,7 +31,7 @@ def test_the_next_stage_on_the_measured_machine(root) -> None:
     assert max(len(line) for line in result.output.splitlines()) <= 100
 
 
-def test_machines_side_by_side_say_what_speed_costs(root) -> None:
+def test_machines_side_by_side_show_the_cost_of_speed(root) -> None:
     result = invoke(root, "--to", "multi", "--machine", "h100x8", "--machine", "rtx5090", "--machine", "a100x8")
     assert result.exit_code == 0, result.output
     assert [line.split()[0] for line in result.output.splitlines()[2:6]] == ["cpu", "h100x8", "rtx5090", "a100x8"]
@@ -97,7 +97,7 @@ def test_a_sweep_with_too_few_steps_is_refused_with_the_number_needed(tmp_path) 
     assert "A profile needs at least 5" in result.output
 
 
-def test_without_a_ledger_the_message_says_how_to_get_one(tmp_path) -> None:
+def test_without_a_ledger_the_message_has_the_remedy(tmp_path) -> None:
     result = invoke(tmp_path, "--to", "single")
     assert result.exit_code == 2
     assert "python sweep.py +stage=smoke" in result.output

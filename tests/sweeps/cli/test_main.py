@@ -118,38 +118,38 @@ def test_failed_trials_run_again_from_their_checkpoint_when_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "words"),
+    ("before", "message"),
     [(False, "no sweep of this plan was ever started"), (True, "no trial of smoke-")],
 )
-def test_resume_failed_says_that_there_is_nothing_to_do(tmp_path, before: bool, words: str):
+def test_resume_failed_without_failed_trials_is_refused(tmp_path, before: bool, message: str):
     typed = [*SIMULATED, f"paths.root={tmp_path}"]
     if before:
         assert run(compose(typed)) == 0
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         run(compose([*typed, "resume=failed"]))
 
 
 @pytest.mark.parametrize(
-    ("typed", "words"),
+    ("typed", "message"),
     [
         ("resume=nowhere", "there is no such sweep; there are: none"),
         ("resume=failed", "no sweep of this plan"),
         ("budget.sweep_limit=1 XYZ", "no exchange rate from XYZ to USD"),
     ],
 )
-def test_a_dry_run_finds_what_a_run_would_refuse(tmp_path, typed: str, words: str):
-    with pytest.raises(ConfigError, match=words):
+def test_a_dry_run_finds_what_a_run_would_refuse(tmp_path, typed: str, message: str):
+    with pytest.raises(ConfigError, match=message):
         run(compose([*SIMULATED, f"paths.root={tmp_path}", "dry_run=true", typed]))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_says_which_sweep_the_run_would_go_on_with(tmp_path, capsys):
+def test_a_dry_run_names_the_sweep_that_a_run_would_resume(tmp_path, capsys):
     sweep = a_sweep(tmp_path)
     assert run(replace(sweep.cfg, dry_run=True)) == 0
     assert "smoke-test-1 is not finished: a run resumes it, 3 trials are left" in capsys.readouterr().out
 
 
-def test_a_resume_reads_once_what_was_said_before_it(tmp_path, monkeypatch):
+def test_a_resume_reads_earlier_messages_once(tmp_path, monkeypatch):
     sweep = a_sweep(tmp_path, "machine=h100x8")
 
     def die(*_: object) -> None:
@@ -192,7 +192,7 @@ def test_a_changed_plan_is_refused_with_what_changed(tmp_path):
     assert "0 of them the same" in text
 
 
-def test_a_learning_rate_that_was_moved_is_moved_again_at_the_same_step_after_a_restart(tmp_path):
+def test_a_changed_learning_rate_is_changed_again_at_the_same_step_after_a_restart(tmp_path):
     """The command is in the journal; the checkpoint from before it does not know of it."""
     axes = ("search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]")
     sweep = a_sweep(tmp_path, *axes)
@@ -223,7 +223,7 @@ def test_a_learning_rate_that_was_moved_is_moved_again_at_the_same_step_after_a_
     assert trial.lr == next(iter(moved.values()))
 
 
-def test_the_console_names_the_sweep_that_goes_on(tmp_path, capsys):
+def test_the_console_names_the_resumed_sweep(tmp_path, capsys):
     fault = [*SIMULATED, f"paths.root={tmp_path}", "budget.sweep_limit=0.0002 USD"]
     assert run(compose(fault)) == 4
     capsys.readouterr()

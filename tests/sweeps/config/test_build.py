@@ -154,7 +154,7 @@ def test_every_task_composes(task: str) -> None:
 def test_every_option_of_the_remaining_groups_composes() -> None:
     for group in ("search", "budget", "gate", "storage", "tracking"):
         for option in options(group):
-            needed = ["storage.bucket=books"] if option == "s3" else []
+            needed = ["storage.bucket=team"] if option == "s3" else []
             assert compose(["+stage=smoke", f"{group}={option}", *needed]).stage.name == "smoke"
 
 
@@ -181,7 +181,7 @@ def test_snapshots_need_a_bucket_and_take_no_password() -> None:
     with pytest.raises(ConfigError, match=r"storage\.bucket=B should be the name of an S3 bucket"):
         compose(["+stage=smoke", "storage=s3", "storage.bucket=B"])
     with pytest.raises(ConfigError, match="without user or password") as refused:
-        compose(["+stage=smoke", "storage=s3", "storage.bucket=books", "storage.endpoint_url=http://me:secret@host"])
+        compose(["+stage=smoke", "storage=s3", "storage.bucket=team", "storage.endpoint_url=http://me:secret@host"])
     assert "secret" not in str(refused.value)
 
 
@@ -223,7 +223,7 @@ def test_the_canonical_form_is_json_that_builds_the_same_configuration() -> None
     assert from_json(SweepConfig, again) == cfg
 
 
-def test_the_canonical_form_holds_no_password() -> None:
+def test_the_canonical_form_has_no_password() -> None:
     url = "postgresql+psycopg://ann:s3cret@db.example:5432/ledger"
     cfg = compose(["+stage=smoke", f"storage.database_url={url}", "tracking.uri=http://ann:s3cret@ml.example:5000"])
     assert cfg.storage.database_url == url

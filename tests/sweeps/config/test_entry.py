@@ -39,7 +39,7 @@ def sweep(cwd: Path, *typed: str, env: dict[str, str] | None = None) -> subproce
 
 
 @pytest.mark.parametrize(
-    ("typed", "says"),
+    ("typed", "message"),
     [
         ([], "no stage was chosen"),
         (["stage=smoke"], "one plus sign"),
@@ -50,12 +50,12 @@ def sweep(cwd: Path, *typed: str, env: dict[str, str] | None = None) -> subproce
     ],
 )
 def test_a_bad_configuration_gives_one_message_and_exit_code_2_without_heavy_imports(
-    tmp_path: Path, typed: list[str], says: str
+    tmp_path: Path, typed: list[str], message: str
 ) -> None:
     done = sweep(tmp_path, *typed)
     assert done.returncode == 2
     assert done.stdout.strip() == "LOADED"
-    assert says in done.stderr
+    assert message in done.stderr
     assert done.stderr.startswith("Configuration: ")
     assert "Traceback" not in done.stderr
     assert "HYDRA_FULL_ERROR" not in done.stderr

@@ -127,20 +127,20 @@ def test_the_user_guide_names_only_existing_keys_and_all_options() -> None:
     """The guide is written by hand: what it shows as code and looks like a choice or a key must exist."""
     keys, open_ended = known_keys()
     text = (ROOT / "docs/configuration.md").read_text()
-    for word in _typed_words(text):
-        name, _, value = word.partition("=")
+    for argument in _typed_arguments(text):
+        name, _, value = argument.partition("=")
         name = name.lstrip("+")
         if name in groups():
-            assert value in options(name), word
+            assert value in options(name), argument
         else:
-            assert name in keys or name.startswith(tuple(f"{o}." for o in open_ended)), word
+            assert name in keys or name.startswith(tuple(f"{o}." for o in open_ended)), argument
     for group in groups():
         assert f"`{group}`" in text
         for option in options(group):
             assert f"`{option}`" in text, f"{group}={option}"
 
 
-def _typed_words(markdown: str) -> Iterator[str]:
+def _typed_arguments(markdown: str) -> Iterator[str]:
     import re
     import shlex
 

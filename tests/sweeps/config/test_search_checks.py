@@ -67,11 +67,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "said"), REFUSED, ids=lambda value: value[0][:60])
-def test_a_wrong_search_is_refused_with_its_key_and_the_remedy(typed: list[str], said: tuple[str, ...]):
+@pytest.mark.parametrize(("typed", "parts"), REFUSED, ids=lambda value: value[0][:60])
+def test_a_wrong_search_is_refused_with_its_key_and_the_remedy(typed: list[str], parts: tuple[str, ...]):
     with pytest.raises(ConfigError) as error:
         smoke("search=random", *typed)
-    assert all(part in str(error.value) for part in said), str(error.value)
+    assert all(part in str(error.value) for part in parts), str(error.value)
 
 
 def test_more_trials_than_the_search_space_has_are_refused_with_their_number():

@@ -87,8 +87,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "says"), WRONG, ids=[typed for typed, _ in WRONG])
-def test_a_wrong_text_is_refused_with_its_key_and_the_right_form(typed: str, says: str) -> None:
+@pytest.mark.parametrize(("typed", "message"), WRONG, ids=[typed for typed, _ in WRONG])
+def test_a_wrong_text_is_refused_with_its_key_and_the_right_form(typed: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         compose(["+stage=smoke", typed])
-    assert says in str(refused.value)
+    assert message in str(refused.value)

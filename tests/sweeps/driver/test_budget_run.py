@@ -37,21 +37,21 @@ def a_run(mlflow, tmp_path):
 
 def budgets(root: Path, *settings: str) -> dict[str, dict]:
     """What `cost budget` shows of simulated sweeps, by scope."""
-    given = [word for setting in settings for word in ("--set", setting)]
+    given = [argument for setting in settings for argument in ("--set", setting)]
     result = CliRunner().invoke(app, ["budget", "--root", str(root), "--json", *given])
     assert result.exit_code == 0, result.output
     return {b["scope"]: b for b in json.loads(result.stdout)["budgets"] if b["simulated"]}
 
 
-def test_a_sweep_without_room_for_one_trial_is_refused_before_it_holds_a_machine(a_run, tmp_path, capsys):
+def test_a_sweep_without_room_for_one_trial_is_refused_before_a_lease_is_opened(a_run, tmp_path, capsys):
     assert a_run() == EXIT_OK
     spent = budgets(tmp_path, "stage:smoke=0.0004 USD")["stage:smoke"]["spent"]
     capsys.readouterr()
     assert a_run("resume=never") == EXIT_BUDGET
-    said = " ".join(capsys.readouterr().out.split())
-    assert "no trial is started: stage smoke: a trial needs 0.000" in said
-    assert "python -m cost budget --set 'stage:smoke=AMOUNT CURRENCY', then python sweep.py +stage=smoke" in said
-    assert "resume=never" not in said.partition("Continue:")[2]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "no trial is started: stage smoke: a trial needs 0.000" in output
+    assert "python -m cost budget --set 'stage:smoke=AMOUNT CURRENCY', then python sweep.py +stage=smoke" in output
+    assert "resume=never" not in output.partition("Continue:")[2]
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         assert len(ledger.leases.find()) == 1
         assert load(ledger, sweep_ids(ledger)[-1]).ended == "budget"
@@ -62,7 +62,7 @@ def test_a_sweep_without_room_for_one_trial_is_refused_before_it_holds_a_machine
 
 
 @pytest.mark.parametrize("key", ["trial_limit", "sweep_limit", "stage_limit", "month_limit"])
-def test_each_limit_stops_a_sweep_that_may_go_on_under_a_higher_one(a_run, tmp_path, key: str):
+def test_each_limit_stops_a_sweep_that_can_be_resumed_under_a_higher_limit(a_run, tmp_path, key: str):
     assert a_run(f"budget.{key}=0.0001 EUR") == EXIT_BUDGET
     assert a_run(f"budget.{key}=1 EUR") == EXIT_OK
     with Ledger.open(tmp_path / "ledger.db") as ledger:
@@ -71,17 +71,17 @@ def test_each_limit_stops_a_sweep_that_may_go_on_under_a_higher_one(a_run, tmp_p
     assert trial.attempts[1].from_step > 0
 
 
-def test_a_paused_sweep_goes_on_when_somebody_raises_the_limit(a_run, tmp_path, monkeypatch, capsys):
+def test_a_paused_sweep_continues_when_the_limit_is_raised(a_run, tmp_path, monkeypatch, capsys):
     budgets(tmp_path, "month=0.0001 USD")
     monkeypatch.setattr("sweeps.driver.driver.sleep", lambda _: budgets(tmp_path, "month=1 USD"))
     assert a_run("budget.at_limit=pause") == EXIT_OK
-    said = " ".join(capsys.readouterr().out.split())
-    assert "budget: paused: month" in said
-    assert "the machine goes on costing 0.0117 USD an hour" in said
-    assert "there is room again" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "budget: paused: month" in output
+    assert "the machine goes on costing 0.0117 USD an hour" in output
+    assert "there is room again" in output
 
 
-def test_a_paused_sweep_that_is_interrupted_leaves_closed_books_and_can_be_resumed(a_run, tmp_path, monkeypatch):
+def test_an_interrupted_paused_sweep_leaves_closed_usages_and_can_be_resumed(a_run, tmp_path, monkeypatch):
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
@@ -94,7 +94,7 @@ def test_a_paused_sweep_that_is_interrupted_leaves_closed_books_and_can_be_resum
     assert a_run() == EXIT_OK
 
 
-def test_a_machine_that_a_killed_driver_left_is_given_back_when_its_sweep_is_refused(a_run, tmp_path):
+def test_the_machine_of_a_killed_driver_is_released_when_its_sweep_is_refused(a_run, tmp_path):
     assert a_run("budget.sweep_limit=0.0001 USD") == EXIT_BUDGET
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         (sweep_id,) = sweep_ids(ledger)

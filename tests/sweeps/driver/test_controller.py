@@ -1,4 +1,4 @@
-"""What the driver decides and writes down, on real books and the fake clock."""
+"""The decisions of the controller and what it writes, with a real ledger and the fake clock."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_every_trial_of_the_plan_ends_completed_with_each_step_once(tmp_path):
     assert len(trials) == 3
     for trial in trials:
         assert trial.state is TrialState.COMPLETED
-        said = sweep.reports()[trial.trial_id]
-        assert sorted(said.steps) == list(range(1, 21))
-        assert sorted(said.evaluations) == [0, 20]
+        reports = sweep.reports()[trial.trial_id]
+        assert sorted(reports.steps) == list(range(1, 21))
+        assert sorted(reports.evaluations) == [0, 20]
     assert metric_gate(sweep.journal.record, 20, sweep.cfg.gate).open
 
 
@@ -41,7 +41,7 @@ def test_the_state_is_the_replay_of_the_journal(tmp_path):
     assert load(sweep.ledger, "smoke-test-1") == sweep.journal.record
 
 
-def test_one_card_holds_one_attempt_at_a_time(tmp_path):
+def test_one_card_runs_one_attempt_at_a_time(tmp_path):
     sweep = a_sweep(tmp_path).run()
     usages = sorted(sweep.ledger.usages.find(), key=lambda u: u.from_ns)
     assert len(usages) == 3
@@ -50,7 +50,7 @@ def test_one_card_holds_one_attempt_at_a_time(tmp_path):
         assert before.to_ns <= after.from_ns
 
 
-def test_eight_cards_run_their_trials_side_by_side(tmp_path):
+def test_eight_cards_run_their_trials_at_once(tmp_path):
     sweep = a_sweep(tmp_path, "machine=h100x8", "search.trials=8").run()
     starts = {u.from_ns for u in sweep.ledger.usages.find()}
     assert len(starts) == 1
@@ -67,7 +67,7 @@ def test_max_concurrent_holds_where_more_cards_are_free(tmp_path):
     assert peak == 2
 
 
-def test_a_preempted_trial_goes_on_from_its_checkpoint_and_is_not_failed(tmp_path):
+def test_a_preempted_trial_resumes_from_its_checkpoint_and_is_not_failed(tmp_path):
     sweep = a_sweep(tmp_path, "trainer.simulated.preempt_at_step=15").run()
     for trial in sweep.journal.record.trials.values():
         assert trial.state is TrialState.COMPLETED
@@ -80,22 +80,22 @@ def test_a_preempted_trial_goes_on_from_its_checkpoint_and_is_not_failed(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "text"),
     [("crash_at_step", "died"), ("hang_at_step", "hangs")],
 )
-def test_a_trial_that_crashes_or_hangs_too_often_is_failed_and_the_others_go_on(tmp_path, fault: str, said: str):
+def test_a_trial_that_crashes_or_hangs_too_often_is_failed_and_the_others_continue(tmp_path, fault: str, text: str):
     never = ("retry.crashes=0", "retry.hangs=0")
     sweep = a_sweep(tmp_path, f"trainer.simulated.{fault}=5", *never).run()
     for trial in sweep.journal.record.trials.values():
         assert trial.state is TrialState.FAILED
-        assert said in trial.attempts[0].message.lower()
+        assert text in trial.attempts[0].message.lower()
     verdict = metric_gate(sweep.journal.record, 20, sweep.cfg.gate)
     assert not verdict.open
     assert not any(u.to_ns is None for u in sweep.ledger.usages.find())
 
 
 @pytest.mark.parametrize(("fault", "outcome"), [("crash_at_step", "crashed"), ("hang_at_step", "hung")])
-def test_a_trial_that_crashed_or_hung_once_goes_on_from_its_checkpoint(tmp_path, fault: str, outcome: str):
+def test_a_trial_that_crashed_or_hung_once_resumes_from_its_checkpoint(tmp_path, fault: str, outcome: str):
     sweep = a_sweep(tmp_path, f"trainer.simulated.{fault}=15").run()
     for trial in sweep.journal.record.trials.values():
         assert [a.outcome for a in trial.attempts] == [outcome, "completed"]
@@ -114,7 +114,7 @@ def test_each_crash_waits_twice_as_long_as_the_one_before(tmp_path):
         assert all(wait >= least for wait, least in zip(waits, [100, 200, 400], strict=True)), waits
 
 
-def test_what_waits_to_be_tried_again_is_planned_and_leaves_the_card_to_others(tmp_path):
+def test_a_trial_that_waits_for_its_retry_is_planned_and_other_trials_use_the_card(tmp_path):
     fault = ("trainer.simulated.crash_at_step=5", "retry.backoff_seconds=600")
     sweep = a_sweep(tmp_path, *fault).run()
     usages = sorted(sweep.ledger.usages.find(), key=lambda u: u.from_ns)
@@ -122,7 +122,7 @@ def test_what_waits_to_be_tried_again_is_planned_and_leaves_the_card_to_others(t
     assert {u.outcome for u in usages if u.key.attempt == 1} == {"FAILED"}
 
 
-def test_out_of_memory_is_tried_once_with_half_the_micro_batch(tmp_path):
+def test_out_of_memory_is_retried_once_with_half_the_micro_batch(tmp_path):
     fits = a_sweep(
         tmp_path / "a", "trainer.micro_batch_tokens=1024", "trainer.simulated.out_of_memory_above_tokens=512"
     )
@@ -137,7 +137,7 @@ def test_out_of_memory_is_tried_once_with_half_the_micro_batch(tmp_path):
         assert trial.state is TrialState.FAILED
 
 
-def test_preemptions_are_limited_only_where_somebody_limits_them(tmp_path):
+def test_preemptions_are_limited_only_when_configured(tmp_path):
     every = ("trainer.simulated.preempt_at_step=15", "trainer.simulated.faults_every_attempt=true")
     sweep = a_sweep(tmp_path, *every, "retry.preemptions=4").run()
     for trial in sweep.journal.record.trials.values():
@@ -145,15 +145,15 @@ def test_preemptions_are_limited_only_where_somebody_limits_them(tmp_path):
         assert trial.state is TrialState.PREEMPTED
 
 
-def test_a_raised_rate_is_a_command_in_the_journal_and_happens_once(tmp_path):
+def test_a_raised_learning_rate_is_one_command_in_the_journal(tmp_path):
     sweep = a_sweep(tmp_path, "search.lr_scaling=[clip_frac]", "search.prompts_per_step=[2]").run()
-    told = [e.body["command"] for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "command"]
-    raises = [c for c in told if c["type"] == "set_lr" and c["lr"] > sweep.cfg.algorithm.lr]
+    commands = [e.body["command"] for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "command"]
+    raises = [c for c in commands if c["type"] == "set_lr" and c["lr"] > sweep.cfg.algorithm.lr]
     assert len(raises) <= 1
-    assert all(c["type"] == "set_lr" for c in told)
+    assert all(c["type"] == "set_lr" for c in commands)
 
 
-def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(tmp_path):
+def test_an_abandoned_sweep_leaves_closed_usages_and_trials_that_can_be_resumed(tmp_path):
     sweep = a_sweep(tmp_path)
     attempt = sweep.controller.next_attempt()
     assert attempt is not None
@@ -165,7 +165,7 @@ def test_an_abandoned_sweep_leaves_closed_books_and_trials_that_can_be_resumed(t
     assert sweep.controller.done()
 
 
-def test_a_trial_whose_numbers_are_no_longer_finite_is_told_of_and_closes_the_gate(tmp_path):
+def test_a_trial_whose_numbers_are_not_finite_gives_a_warning_and_closes_the_gate(tmp_path):
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.simulated.diverge_at_step=4")
     sweep.executor = InProcessExecutor(sweep.clock, lambda clock: SimulatedTrainer(clock, nan_on_divergence=True))
     sweep.run()

@@ -1,4 +1,4 @@
-"""The dead-man timer: real drivers that are killed, and drivers that must not be bothered."""
+"""The dead-man timer: real drivers that are killed, and drivers whose machine must be kept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def begin(root: Path, ledger: Ledger, *more: str) -> tuple[Journal, str]:
 
 
 def drive(root: str, after: str) -> None:
-    """A driver that holds its sweep and its machine, and says every 0.1 s that it does. Runs in its own process."""
+    """A driver with its lock and its lease that sends a heartbeat every 0.1 s. Runs in its own process."""
     folder = Path(root)
     with sweep_lock(folder / "ledger.db", SWEEP), Ledger.open(folder / "ledger.db") as ledger:
         _, lease_id = begin(folder, ledger, f"machine.deadman={after}")
@@ -60,7 +60,7 @@ def drive(root: str, after: str) -> None:
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.05)
 
 
@@ -80,7 +80,7 @@ def driver(tmp_path: Path):
         timer.kill()
 
 
-def test_a_driver_killed_with_nine_leaves_a_timer_that_takes_the_machine_down_and_closes_its_lease(driver, tmp_path):
+def test_after_kill_9_of_the_driver_the_timer_releases_the_machine_and_closes_its_lease(driver, tmp_path):
     process, timer = driver
     log = tmp_path / SWEEP / "deadman.log"
     until(lambda: log.exists() and "watching" in log.read_text())
@@ -95,17 +95,17 @@ def test_a_driver_killed_with_nine_leaves_a_timer_that_takes_the_machine_down_an
     assert "no heartbeat for 2 s" in module(tmp_path, "sweeps", "show", "--root", str(tmp_path)).stdout
 
 
-def test_there_is_one_timer_of_a_sweep(driver, tmp_path):
+def test_a_sweep_has_one_timer(driver, tmp_path):
     _, timer = driver
     until(lambda: "watching" in (tmp_path / SWEEP / "deadman.log").read_text())
-    told: list[str] = []
-    watch(tmp_path / "ledger.db", tmp_path / SWEEP, 0.1, told.append)
-    assert told == ["another timer watches this sweep already"]
+    log_lines: list[str] = []
+    watch(tmp_path / "ledger.db", tmp_path / SWEEP, 0.1, log_lines.append)
+    assert log_lines == ["another timer watches this sweep already"]
     assert timer.is_running()
 
 
 class Time:
-    """A clock that goes on while somebody sleeps; what happens at some moments is part of it."""
+    """A clock that advances in `sleep`, and calls the events whose time has come."""
 
     def __init__(self, *events: tuple[float, Callable[[], object]]) -> None:
         self.now, self._events = 0.0, list(events)
@@ -117,16 +117,16 @@ class Time:
         self.now += seconds
         while self._events and self._events[0][0] <= self.now:
             self._events.pop(0)[1]()
-        assert self.now < 10_000, "it would watch for ever"
+        assert self.now < 10_000, "the timer watches without end"
 
 
 def watched(root: Path, clock: Time, after: float = 60.0) -> list[str]:
-    told: list[str] = []
-    watch(root / "ledger.db", root / SWEEP, after, told.append, sleep=clock.sleep, monotonic=clock.monotonic)
-    return told
+    log_lines: list[str] = []
+    watch(root / "ledger.db", root / SWEEP, after, log_lines.append, sleep=clock.sleep, monotonic=clock.monotonic)
+    return log_lines
 
 
-def test_it_never_fires_while_the_driver_lives_however_silent_it_is(tmp_path):
+def test_the_timer_does_nothing_while_the_driver_is_alive_even_without_heartbeats(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger, sweep_lock(tmp_path / "ledger.db", SWEEP):
         journal, lease_id = begin(tmp_path, ledger)
 
@@ -134,22 +134,22 @@ def test_it_never_fires_while_the_driver_lives_however_silent_it_is(tmp_path):
             ledger.leases.detach(lease_id, SWEEP, "done")
             journal.append(DriverEnded(DriverEnd.DONE))
 
-        told = watched(tmp_path, Time((1000, end_in_order)))
-    assert told[-1] == "the sweep has ended in order: nothing to do"
+        log_lines = watched(tmp_path, Time((1000, end_in_order)))
+    assert log_lines[-1] == "the sweep has ended in order: nothing to do"
     assert not (tmp_path / "gone").exists()
 
 
-def test_another_driver_that_goes_on_with_the_sweep_is_heard_and_counted_from(tmp_path):
+def test_the_heartbeats_of_another_driver_that_resumes_the_sweep_count(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         _, lease_id = begin(tmp_path, ledger)
         clock = Time((50, lambda: ledger.heartbeat(lease_id)), (100, lambda: ledger.heartbeat(lease_id)))
-        told = watched(tmp_path, clock)
-        assert "was released" in told[-1]
+        log_lines = watched(tmp_path, clock)
+        assert "was released" in log_lines[-1]
         assert 160 <= clock.now < 200
         assert ledger.leases.get(lease_id).released
 
 
-def test_it_does_nothing_after_an_end_in_order_whose_machine_was_kept_for_a_reason(tmp_path):
+def test_the_timer_does_nothing_after_a_normal_end_that_kept_the_machine(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, lease_id = begin(tmp_path, ledger)
         journal.append(DriverEnded(DriverEnd.DONE))
@@ -158,7 +158,7 @@ def test_it_does_nothing_after_an_end_in_order_whose_machine_was_kept_for_a_reas
     assert not (tmp_path / "gone").exists()
 
 
-def test_a_driver_killed_between_its_end_and_the_machines_is_followed_by_the_timer(tmp_path):
+def test_the_timer_releases_the_machine_of_a_driver_killed_between_its_end_and_the_release(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, _ = begin(tmp_path, ledger)
         journal.append(DriverEnded(DriverEnd.DONE))
@@ -166,7 +166,7 @@ def test_a_driver_killed_between_its_end_and_the_machines_is_followed_by_the_tim
     assert (tmp_path / "gone").exists()
 
 
-def test_it_takes_down_what_the_newest_driver_is_on_after_as_long_as_that_one_said(tmp_path):
+def test_the_timer_follows_the_machine_and_the_delay_of_the_newest_driver(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, lease_id = begin(tmp_path, ledger)
 
@@ -184,7 +184,7 @@ def test_it_takes_down_what_the_newest_driver_is_on_after_as_long_as_that_one_sa
     assert not (tmp_path / "gone").exists()
 
 
-def test_it_goes_when_the_newest_driver_wants_no_timer(tmp_path):
+def test_the_timer_ends_when_the_newest_driver_has_none_configured(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         journal, lease_id = begin(tmp_path, ledger)
         journal.append(DriverStarted(lease_id, 2, canonical(configuration(tmp_path))["machine"]))
@@ -192,7 +192,7 @@ def test_it_goes_when_the_newest_driver_wants_no_timer(tmp_path):
     assert not (tmp_path / "gone").exists()
 
 
-def test_a_ledger_that_cannot_be_read_is_no_reason_to_take_a_machine_away(tmp_path):
+def test_the_timer_releases_nothing_while_the_ledger_cannot_be_read(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         begin(tmp_path, ledger)
     away = tmp_path / "away.db"
@@ -203,13 +203,13 @@ def test_a_ledger_that_cannot_be_read_is_no_reason_to_take_a_machine_away(tmp_pa
     assert clock.now > 500 + 60 - 20
 
 
-def test_what_lies_on_the_machine_only_keeps_the_timer_from_taking_it_down(tmp_path):
+def test_the_timer_releases_no_machine_with_unsaved_files(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         _, lease_id = begin(tmp_path, ledger, "machine.down_unsaved=false")
         (tmp_path / SWEEP).mkdir(exist_ok=True)
         (tmp_path / SWEEP / "config.yaml").write_text("x: 1\n")
-        told = watched(tmp_path, Time())
-        assert "NOT released" in told[-1]
+        log_lines = watched(tmp_path, Time())
+        assert "NOT released" in log_lines[-1]
         assert ledger.leases.get(lease_id).to_ns is None
         assert "the driver is dead, no heartbeat for" in str([e.body for e in ledger.events.read(f"sweep:{SWEEP}")][-1])
         assert load(ledger, SWEEP).ended is None

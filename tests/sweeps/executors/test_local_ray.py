@@ -11,7 +11,7 @@ from sweeps.executors import cluster
 
 
 @pytest.mark.parametrize("failures", [1, cluster.START_TRIES])
-def test_a_ray_that_does_not_come_up_is_ended_and_started_again_a_few_times(monkeypatch, failures: int):
+def test_a_ray_that_does_not_start_is_ended_and_started_again_a_few_times(monkeypatch, failures: int):
     parts: list[subprocess.Popen[bytes]] = []
     asked = []
 

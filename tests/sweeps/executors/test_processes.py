@@ -1,4 +1,4 @@
-"""The processes of an attempt are found by descent, group, mark and memory of them, and ended, whatever they do."""
+"""The processes of an attempt are found by descent, group, mark and earlier sightings, and are always ended."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mark():
     return f"/somewhere/{uuid.uuid4().hex}:t1/1:"
 
 
-def test_all_of_them_are_found_and_ended_and_nobody_else(mark):
+def test_all_processes_of_an_attempt_are_ended_and_no_others(mark):
     root = spawn(SLEEPS, group=0)
     in_its_group = spawn(DEAF, group=root.pid)
     marked = spawn(SLEEPS, mark=mark, session=True)
@@ -65,7 +65,7 @@ def test_all_of_them_are_found_and_ended_and_nobody_else(mark):
             process.wait()
 
 
-def test_what_a_killed_driver_left_behind_is_ended_by_the_mark_of_its_sweep(mark):
+def test_processes_of_a_killed_driver_are_ended_by_the_mark_of_its_sweep(mark):
     left, other = spawn(SLEEPS, mark=mark, session=True), spawn(SLEEPS, mark=f"/elsewhere/{mark}", session=True)
     try:
         assert end_marked_processes(mark.split(":")[0] + ":") == []
@@ -77,7 +77,7 @@ def test_what_a_killed_driver_left_behind_is_ended_by_the_mark_of_its_sweep(mark
             process.wait()
 
 
-def test_memory_of_a_card_that_does_not_come_back_is_told(tmp_path, monkeypatch, mark):
+def test_card_memory_that_is_not_freed_is_reported(tmp_path, monkeypatch, mark):
     use = tmp_path / "used"
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\nprintf 'GPU-1, '; cat {use}\n")

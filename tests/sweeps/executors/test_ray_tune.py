@@ -1,4 +1,4 @@
-"""Attempts through real Ray Tune: what is said arrives, commands go back, ends are told apart, cards come back."""
+"""Attempts through real Ray Tune: messages arrive, commands go back, each end has its outcome, cards are returned."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Recorder:
 
     def on_message(self, attempt: Attempt, sequence: int, message: Event) -> Command:
         assert str(attempt) in self.granted
-        said = self.messages.setdefault(str(attempt), [])
-        assert sequence == len(said)
-        said.append(message)
+        messages = self.messages.setdefault(str(attempt), [])
+        assert sequence == len(messages)
+        messages.append(message)
         step = message.step if isinstance(message, StepReport) else 0
         return self.answers.get((attempt.trial_id, step), Continue()) if step else Continue()
 
@@ -98,7 +98,7 @@ def attempts(folder: Path, *overrides: str) -> list[Attempt]:
     return [Attempt(trial_spec(cfg, t, attempt=1, sweep_dir=folder), None) for t in plan.trials]
 
 
-def test_every_word_arrives_in_order_and_commands_are_heard_before_the_next_step(ray_of_one_card, tmp_path):
+def test_every_message_arrives_in_order_and_commands_arrive_before_the_next_step(ray_of_one_card, tmp_path):
     all_attempts = attempts(tmp_path)
     first, second, third = all_attempts
     controller = Recorder(
@@ -106,13 +106,13 @@ def test_every_word_arrives_in_order_and_commands_are_heard_before_the_next_step
         {(first.trial_id, 2): SetLr(7e-7), (second.trial_id, 3): Stop(StopKind.BUDGET, "enough")},
     )
     ray_of_one_card.run(controller)
-    said = controller.messages[str(first)]
-    assert isinstance(said[0], Started)
-    assert [m.step for m in said if isinstance(m, StepReport)] == [1, 2, 3, 4, 5]
-    rates = [m.lr for m in said if isinstance(m, StepReport)]
+    messages = controller.messages[str(first)]
+    assert isinstance(messages[0], Started)
+    assert [m.step for m in messages if isinstance(m, StepReport)] == [1, 2, 3, 4, 5]
+    rates = [m.lr for m in messages if isinstance(m, StepReport)]
     assert rates[1] != pytest.approx(7e-7)
     assert rates[2:] == pytest.approx([7e-7] * 3)
-    assert isinstance(said[-1], Finished)
+    assert isinstance(messages[-1], Finished)
     assert controller.ended[str(first)] == ("completed", "")
     assert controller.ended[str(second)] == ("budget", "enough")
     stopped = controller.messages[str(second)]
@@ -123,7 +123,7 @@ def test_every_word_arrives_in_order_and_commands_are_heard_before_the_next_step
     assert controller.ticks > 0
 
 
-def test_a_crash_and_a_preemption_are_told_apart(ray_of_one_card, tmp_path):
+def test_a_crash_and_a_preemption_have_different_outcomes(ray_of_one_card, tmp_path):
     crash = attempts(tmp_path, "trainer.simulated.crash_at_step=2", "search.prompts_per_step=[2]")
     preempt = attempts(tmp_path, "trainer.simulated.preempt_at_step=2", "search.prompts_per_step=[4]")[:1]
     controller = Recorder(crash + preempt)
@@ -134,7 +134,7 @@ def test_a_crash_and_a_preemption_are_told_apart(ray_of_one_card, tmp_path):
     assert all(controller.released.values())
 
 
-def test_what_the_controller_raises_comes_out_as_it_was(ray_of_one_card, tmp_path):
+def test_an_error_of_the_controller_is_raised_unchanged(ray_of_one_card, tmp_path):
     """Tune alone would make text of it, and a ledger that is locked would end a sweep with a traceback."""
 
     class Refusing(Recorder):
@@ -151,7 +151,7 @@ def test_what_the_controller_raises_comes_out_as_it_was(ray_of_one_card, tmp_pat
     ray_of_one_card._attempts.clear()
 
 
-def test_a_killed_process_is_a_failed_attempt_whose_card_comes_back(ray_of_one_card, tmp_path):
+def test_a_killed_process_is_a_failed_attempt_whose_card_is_returned(ray_of_one_card, tmp_path):
     victim, other = attempts(tmp_path)[:2]
 
     class Killer(Recorder):
@@ -196,7 +196,7 @@ def test_an_attempt_that_has_to_stop_at_once_is_ended_without_another_message_an
     assert not psutil.pid_exists(pids[0])
 
 
-def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_one_gets_its_card(
+def test_a_trial_without_reports_is_ended_as_hung_and_the_next_one_gets_its_card(
     ray_of_one_card, tmp_path, monkeypatch
 ):
     def silence(seconds: float) -> None:
@@ -227,18 +227,16 @@ def test_a_trial_that_says_nothing_for_too_long_is_ended_as_hung_and_the_next_on
     assert not psutil.pid_exists(pids[0])
 
 
-def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begins(
-    ray_of_one_card, tmp_path, monkeypatch
-):
+def test_child_processes_of_a_trial_are_ended_before_the_next_trial_starts(ray_of_one_card, tmp_path, monkeypatch):
     notes = tmp_path / "notes"
     notes.mkdir()
 
     class Leaky(AttemptActor):
-        """Leaves a child of a session of its own, a grandchild that nobody waits for, and one deaf to SIGTERM."""
+        """Leaves a child in a session of its own, an orphaned grandchild, and a process that ignores SIGTERM."""
 
         def step(self):
-            said = super().step()
-            if said.get("message", {}).get("type") == "started":
+            result = super().step()
+            if result.get("message", {}).get("type") == "started":
                 alive = [int(p.name) for p in notes.iterdir() if psutil.pid_exists(int(p.name))]
                 assert not alive, f"children of the trial before are still there: {alive}"
                 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -255,7 +253,7 @@ def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begi
                     time.sleep(600)
                     os._exit(0)
                 os.waitpid(middle, 0)
-            return said
+            return result
 
     monkeypatch.setattr(ray_of_one_card, "actor", Leaky)
     both = attempts(tmp_path)[:2]
@@ -268,7 +266,7 @@ def test_children_that_a_trial_leaves_behind_are_gone_before_the_next_trial_begi
     assert not [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
 
 
-def test_a_process_that_cannot_be_ended_is_told_of_and_its_card_is_not_handed_out_again(
+def test_a_process_that_cannot_be_ended_is_reported_and_its_card_is_not_granted_again(
     ray_of_one_card, tmp_path, monkeypatch
 ):
     """The last but one: this Ray has no card to give afterwards."""
@@ -294,7 +292,7 @@ def test_a_process_that_cannot_be_ended_is_told_of_and_its_card_is_not_handed_ou
     assert controller.ended.get(str(second), (AttemptOutcome.PREEMPTED, ""))[0] == "preempted"
 
 
-def test_closing_leaves_no_process_behind(ray_of_one_card):
+def test_no_process_runs_after_close(ray_of_one_card):
     ray_of_one_card.close()
     left = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
     assert not [line for line in left if "raylet" in line or "ray::" in line]

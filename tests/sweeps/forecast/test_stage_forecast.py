@@ -102,7 +102,7 @@ def test_without_measured_steps_the_data_sheet_gives_a_prior(smoke) -> None:
     assert any("no step was measured" in note for note in made.notes)
 
 
-def test_without_steps_and_without_a_size_the_message_says_what_to_run(smoke) -> None:
+def test_without_steps_and_without_a_size_the_message_has_the_command_to_run(smoke) -> None:
     with pytest.raises(ForecastError, match=r"sweep\.py \+stage=smoke"):
         forecast(smoke, "+stage=single", profile=None, model=None)
 

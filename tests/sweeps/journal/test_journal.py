@@ -1,4 +1,4 @@
-"""The journal: words many to an event, decisions in their place, and the same state by whichever way it is read."""
+"""The journal: batched messages, decisions in order, and the same state from each way of reading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECOND_NS = 10**9
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Sweep]:
-    """A sweep whose first attempt has its card and has said nothing yet."""
+    """A sweep whose first attempt has its card and has not reported yet."""
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]")
     attempt = sweep.controller.next_attempt()
     assert attempt is not None
@@ -59,7 +59,7 @@ def a_checkpoint(step: int, folder: str = "/c") -> CheckpointWritten:
     return CheckpointWritten(step, f"{folder}/step-{step}", 10, 5, {"checkpoint": 5})
 
 
-def test_words_lie_many_to_an_event_in_the_order_in_which_they_were_heard(tmp_path):
+def test_an_event_has_many_messages_in_the_order_of_their_arrival(tmp_path):
     sweep = a_sweep(tmp_path, "machine=h100x8", "search.trials=8").run()
     events = list(sweep_events(sweep.ledger, SWEEP))
     received = [message for event in events for message in messages_in(event)]
@@ -79,7 +79,7 @@ def test_words_lie_many_to_an_event_in_the_order_in_which_they_were_heard(tmp_pa
 @pytest.mark.parametrize(
     "fault", [(), ("trainer.simulated.preempt_at_step=15",), ("trainer.simulated.crash_at_step=5",)]
 )
-def test_every_way_of_reading_gives_the_same_state_at_every_moment(tmp_path, fault: tuple[str, ...]):
+def test_load_replay_and_catch_up_give_the_same_state_at_every_moment(tmp_path, fault: tuple[str, ...]):
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", *fault).run()
     events = list(sweep_events(sweep.ledger, SWEEP))
     assert replay(SWEEP, events) == load(sweep.ledger, SWEEP) == sweep.journal.record
@@ -92,7 +92,7 @@ def test_every_way_of_reading_gives_the_same_state_at_every_moment(tmp_path, fau
             assert load(other, SWEEP) == replay(SWEEP, so_far)
 
 
-def test_words_wait_for_a_second_or_for_many_and_no_longer(running):
+def test_messages_wait_for_a_second_or_until_there_are_many(running):
     controller, attempt = running.controller, the_attempt(running)
     started = Started(0, 0, 1, "simulated", "simulated", 1, 1, 1, 1, {})
     controller.on_message(attempt, 0, started)
@@ -108,7 +108,7 @@ def test_words_wait_for_a_second_or_for_many_and_no_longer(running):
     assert on_disk(running).trials[attempt.trial_id].summary.step == MAX_WAITING_MESSAGES + 1
 
 
-def test_what_a_trainer_deletes_by_or_a_person_sees_is_on_the_books_before_the_answer(running):
+def test_checkpoints_and_evaluations_are_committed_before_the_reply(running):
     controller, attempt = running.controller, the_attempt(running)
     controller.on_message(attempt, 0, a_step(1))
     controller.on_message(attempt, 1, a_checkpoint(1))
@@ -122,7 +122,7 @@ def test_what_a_trainer_deletes_by_or_a_person_sees_is_on_the_books_before_the_a
     assert (known.state, known.summary.step) == (TrialState.COMPLETED, 2)
 
 
-def test_with_two_checkpoints_kept_the_one_before_is_on_the_books(tmp_path):
+def test_with_two_kept_checkpoints_the_previous_one_is_committed(tmp_path):
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.keep_checkpoints=2")
     attempt = sweep.controller.next_attempt()
     assert attempt is not None
@@ -133,7 +133,7 @@ def test_with_two_checkpoints_kept_the_one_before_is_on_the_books(tmp_path):
         assert known == {1: None, 2: a_checkpoint(2)}[number]
 
 
-def test_a_word_that_comes_twice_changes_nothing_and_another_in_its_place_is_refused(running):
+def test_a_repeated_message_changes_nothing_and_a_different_one_of_its_number_is_refused(running):
     controller, attempt = running.controller, the_attempt(running)
     first = controller.on_message(attempt, 0, a_step(1))
     assert controller.on_message(attempt, 0, a_step(1)) == first
@@ -143,7 +143,7 @@ def test_a_word_that_comes_twice_changes_nothing_and_another_in_its_place_is_ref
         controller.on_message(attempt, 0, a_step(1, reward=0.25))
 
 
-def test_words_outlive_a_transaction_that_failed(running):
+def test_messages_survive_a_failed_transaction(running):
     journal, attempt = running.journal, the_attempt(running)
     journal.add_message(attempt.trial_id, 1, 0, a_step(1))
     with contextlib.suppress(RuntimeError), journal.transaction():
@@ -156,7 +156,7 @@ def test_words_outlive_a_transaction_that_failed(running):
     assert "warning" not in running.ledger.events.kinds(STREAM_PREFIX + SWEEP)
 
 
-def test_what_another_process_writes_between_is_taken_in_in_its_place(running):
+def test_events_of_another_process_are_applied_in_their_order(running):
     with Ledger.open(running.cfg.paths.root + "/ledger.db", running.clock) as theirs:
         Journal(theirs, SWEEP).append(OperatorRequest("stop", "enough"))
     attempt = the_attempt(running)
@@ -166,7 +166,7 @@ def test_what_another_process_writes_between_is_taken_in_in_its_place(running):
     assert load(running.ledger, SWEEP) == running.journal.record
 
 
-def test_work_after_the_last_checkpoint_is_known_to_the_nanosecond(tmp_path):
+def test_work_after_the_last_checkpoint_is_exact_to_the_nanosecond(tmp_path):
     from cost.ledger import queries
 
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.simulated.preempt_at_step=15").run()
@@ -174,17 +174,17 @@ def test_work_after_the_last_checkpoint_is_known_to_the_nanosecond(tmp_path):
         after = queries.phase_totals_after_checkpoint(connection, sorted(LOST_WORK_OUTCOMES))
         totals = queries.phase_totals(connection)
         usages = queries.usages(connection)
-    said = [w for e in sweep_events(sweep.ledger, SWEEP) for w in messages_in(e)]
+    recorded = [m for e in sweep_events(sweep.ledger, SWEEP) for m in messages_in(e)]
     for number, usage in usages.items():
-        mine = [w for w in said if (w.trial_id, w.attempt) == (usage.key.trial_id, usage.key.attempt)]
-        last = max((i for i, w in enumerate(mine) if w.body["type"] == "checkpoint"), default=-1)
-        for words, found in [(mine, totals[number]), (mine[last + 1 :], after.get(number))]:
+        mine = [m for m in recorded if (m.trial_id, m.attempt) == (usage.key.trial_id, usage.key.attempt)]
+        last = max((i for i, m in enumerate(mine) if m.body["type"] == "checkpoint"), default=-1)
+        for messages, found in [(mine, totals[number]), (mine[last + 1 :], after.get(number))]:
             if found is not None:
-                assert sum(found.values()) == sum(sum(w.body["phase_card_ns"].values()) for w in words)
+                assert sum(found.values()) == sum(sum(m.body["phase_card_ns"].values()) for m in messages)
     assert len(after) == len(sweep.journal.record.trials)
 
 
-def test_an_end_comes_with_what_the_trial_said_and_its_size_does_not_grow_with_its_steps(tmp_path):
+def test_an_end_comes_with_a_summary_whose_size_does_not_grow_with_the_steps(tmp_path):
     sizes = []
     for steps in (20, 80):
         sweep = a_sweep(tmp_path / str(steps), "search.prompts_per_step=[2]", f"stage.steps={steps}").run()
@@ -194,7 +194,7 @@ def test_an_end_comes_with_what_the_trial_said_and_its_size_does_not_grow_with_i
     assert sizes[1] < 1.2 * sizes[0]
 
 
-def test_a_step_done_again_counts_once_in_the_summary_and_replaces_its_report(running):
+def test_a_repeated_step_counts_once_in_the_summary_and_replaces_its_report(running):
     attempt = the_attempt(running)
     summary = running.journal.record.trials[attempt.trial_id].summary
     for step in (a_step(1, wall_ns=SECOND_NS), a_step(2, wall_ns=SECOND_NS), a_step(2, wall_ns=5 * SECOND_NS)):
@@ -206,17 +206,17 @@ def test_a_step_done_again_counts_once_in_the_summary_and_replaces_its_report(ru
     assert summary.step_times == {"1.00e+09": 2}
 
 
-def test_a_word_keeps_text_that_no_encoding_has(tmp_path):
+def test_a_message_keeps_text_that_utf_8_cannot_encode(tmp_path):
     odd = CheckpointWritten(1, "/models/\udce9t\u00e9", 1, 1, {"checkpoint": 1})
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         two = tuple(record_message("t1", 1, number, number, odd) for number in range(2))
         ledger.events.append_all("odd", [encode(MessagesReported(two), "k")])
-        assert [w.message for e in ledger.events.read("odd") for w in messages_in(e)] == [odd, odd]
+        assert [m.message for e in ledger.events.read("odd") for m in messages_in(e)] == [odd, odd]
 
 
-def test_numbers_that_another_version_spelt_otherwise_are_the_same_event(tmp_path):
+def test_equal_numbers_in_another_spelling_are_the_same_event(tmp_path):
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        ledger.events.append_all("s", [NewEvent("word", '{"lr":1e-05}', "k")])
-        assert ledger.events.append_all("s", [NewEvent("word", '{"lr":1e-5}', "k")]) == []
+        ledger.events.append_all("s", [NewEvent("message", '{"lr":1e-05}', "k")])
+        assert ledger.events.append_all("s", [NewEvent("message", '{"lr":1e-5}', "k")]) == []
         with pytest.raises(IntegrityError, match="exists with other content"):
-            ledger.events.append_all("s", [NewEvent("word", '{"lr":2e-5}', "k")])
+            ledger.events.append_all("s", [NewEvent("message", '{"lr":2e-5}', "k")])

@@ -1,4 +1,4 @@
-"""What a step's words are worth as numbers."""
+"""The curves of a step as named numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sweeps.journal.metrics import step_metrics
 from tests.sweeps.reports import SECOND_NS, a_step
 
 
-def test_throughput_counts_every_card_that_the_trial_holds_whoever_trains_on_it():
+def test_throughput_counts_every_card_of_the_trial():
     step = a_step(1, wall_ns=10 * SECOND_NS)
     step = replace(step, tokens=replace(step.tokens, completion=8_000))
     for cards in (1, 4, 8):

@@ -82,8 +82,8 @@ def test_a_file_or_a_command_can_give_notice(tmp_path):
     file, command = FileProbe(tmp_path / "notice"), CommandProbe(f"cat {tmp_path}/notice")
     assert file.notice() is None
     assert command.notice() is None
-    (tmp_path / "notice").write_text("the owner wants it\nback\n")
-    assert file.notice() == command.notice() == "the owner wants it back"
+    (tmp_path / "notice").write_text("the owner needs it\nback\n")
+    assert file.notice() == command.notice() == "the owner needs it back"
 
 
 @pytest.mark.parametrize("probe", [Ec2Probe("http://127.0.0.1:1"), GcpProbe("http://127.0.0.1:1")])
@@ -127,7 +127,7 @@ def tracking(tmp_path_factory) -> str:
     return f"tracking.uri=sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
-def test_a_sweep_that_gets_notice_exits_130_responds_why_and_can_be_resumed(tmp_path, tracking, capsys):
+def test_a_sweep_with_a_preemption_notice_exits_130_prints_the_reason_and_can_be_resumed(tmp_path, tracking, capsys):
     (tmp_path / "notice").write_text("terminate at noon")
     root = tmp_path / "runs"
     notice = f"machine.preemption=file:{tmp_path}/notice"

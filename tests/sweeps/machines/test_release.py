@@ -96,7 +96,7 @@ def test_attaching_to_a_machine_ends_its_unconfirmed_release(leased):
     assert release_requests.unconfirmed_releases(ledger) == {}
 
 
-def test_what_lies_on_the_machine_only_keeps_it_unless_text_otherwise_or_its_disk_stays(leased, tmp_path):
+def test_unsaved_files_keep_the_machine_unless_configured_otherwise_or_its_disk_stays(leased, tmp_path):
     ledger, lease_id = leased
     command = machine(down=f"touch {tmp_path}/gone")
     text = release.release(command, ledger, lease_id, "s1", ["the checkpoint of t1 at step 20"])
@@ -192,7 +192,7 @@ def test_the_machine_is_released_except_after_an_interruption_or_by_its_provider
     assert release.should_release(compose(["+stage=smoke"]), end, stop) is False
 
 
-def test_without_down_a_rented_machine_is_text_with_its_price_and_own_hardware_is_not(leased):
+def test_without_down_a_rented_machine_is_reported_with_its_price_and_own_hardware_is_not(leased):
     ledger, lease_id = leased
     state = ledger.leases.get(lease_id)
     rented = compose(RENTED)

@@ -34,7 +34,7 @@ def test_all_rules_agree_at_the_reference_and_keep_their_formulas_elsewhere():
         scaled_lr("quadratic", 1e-5, 8, 16)
 
 
-def test_an_adaptive_rate_is_another_trial_than_the_same_rate_held():
+def test_an_adaptive_learning_rate_is_another_trial_than_the_same_fixed_rate():
     plan = make_plan(compose(["+stage=smoke", "search.prompts_per_step=[2]", "search.lr_scaling=[hold,clip_frac]"]))
     assert len(plan.trials) == 2
     assert {t.adaptive_lr for t in plan.trials} == {False, True}

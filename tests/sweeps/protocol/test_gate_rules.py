@@ -97,7 +97,7 @@ def test_sparse_rewards_that_vary_by_chance_do_not_stop_a_trial() -> None:
     assert with_noise.stopped_at is None
 
 
-def test_a_ratio_abstains_on_negative_values_and_says_so() -> None:
+def test_a_ratio_abstains_on_negative_values_with_a_reason() -> None:
     result = judge(COLLAPSE, a_run(100, reward=curve(lambda t: -0.5 - t, 100, noise=0.05))).result
     assert result.outcome == "not judged"
     assert "negative values" in result.text

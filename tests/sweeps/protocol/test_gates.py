@@ -1,4 +1,4 @@
-"""The metric gate: what closes it, and that it says why."""
+"""The metric gate: what closes it, and the reason that it gives."""
 
 from __future__ import annotations
 

@@ -48,21 +48,21 @@ def test_without_limits_everything_runs(tmp_path, book):
     assert spent(sweep) == 4 * TRIAL_SECONDS
 
 
-def test_a_trial_that_does_not_fit_is_not_started_and_the_sweep_says_why(tmp_path, book):
+def test_a_trial_that_does_not_fit_is_not_started_and_the_sweep_reports_why(tmp_path, book):
     sweep = a_paid_sweep(tmp_path, *FOUR, f"budget.sweep_limit={cents(200)}", book=book).run()
     assert sweep.states == ["COMPLETED", "COMPLETED", "PLANNED", "PLANNED"]
     assert spent(sweep) == 2 * TRIAL_SECONDS
     assert sweep.controller.stopped is not None
-    for said in (
+    for text in (
         "no trial that is left fits",
         "a trial needs 0.96 USD",
         "limit 2 USD (budget.sweep_limit)",
         "1.60 USD spent",
     ):
-        assert said in sweep.controller.stopped.text
+        assert text in sweep.controller.stopped.text
 
 
-def test_a_stopped_sweep_goes_on_with_a_higher_limit_and_counts_what_it_had_spent(tmp_path, book):
+def test_a_stopped_sweep_resumes_with_a_higher_limit_and_counts_earlier_spending(tmp_path, book):
     first = a_paid_sweep(tmp_path, *FOUR, f"budget.sweep_limit={cents(200)}", book=book).run()
     second = a_paid_sweep(tmp_path, *FOUR, f"budget.sweep_limit={cents(300)}", book=book, clock=first.clock).run()
     assert second.states == ["COMPLETED"] * 3 + ["PLANNED"]
@@ -70,7 +70,7 @@ def test_a_stopped_sweep_goes_on_with_a_higher_limit_and_counts_what_it_had_spen
     assert third.states == ["COMPLETED"] * 4
 
 
-def test_a_limit_that_is_spent_in_the_middle_of_a_trial_stops_it_at_its_next_word_with_a_checkpoint(tmp_path, book):
+def test_a_limit_that_is_spent_during_a_trial_stops_it_at_its_next_report_with_a_checkpoint(tmp_path, book):
     sweep = a_paid_sweep(tmp_path, *ONE, f"budget.sweep_limit={cents(40)}", book=book).run()
     (trial,) = sweep.journal.record.trials.values()
     assert sweep.states == ["BUDGET_STOPPED"]
@@ -79,7 +79,7 @@ def test_a_limit_that_is_spent_in_the_middle_of_a_trial_stops_it_at_its_next_wor
     assert 40 <= spent(sweep) <= 40 + 10 + 1.8 + 2  # a heartbeat, a step and its checkpoint
 
 
-def test_where_nothing_tells_what_a_trial_costs_the_first_one_runs_alone_until_its_steps_do(tmp_path, book):
+def test_a_first_trial_of_unknown_cost_runs_alone_until_its_steps_are_measured(tmp_path, book):
     limit = f"budget.sweep_limit={cents(10_000)}"
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", limit, book=book).run()
     assert sweep.states == ["COMPLETED"] * 4
@@ -88,14 +88,14 @@ def test_where_nothing_tells_what_a_trial_costs_the_first_one_runs_alone_until_i
     assert starts[1:] == [starts[1]] * 3
 
 
-def test_a_time_that_was_measured_before_lets_all_start_at_once(tmp_path, book):
+def test_with_measured_step_times_all_trials_start_at_once(tmp_path, book):
     time = StepTime(0.1125, 44.0, "measured before", 1.2)
     limit = f"budget.sweep_limit={cents(10_000)}"
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", limit, book=book, time=time).run()
     assert len({u.from_ns for u in sweep.ledger.usages.find()}) == 1
 
 
-def test_a_bound_is_reserved_before_a_trial_starts_used_up_as_it_runs_and_free_when_it_ends(tmp_path, book):
+def test_a_bound_is_reserved_at_the_start_used_while_running_and_free_at_the_end(tmp_path, book):
     bound = (f"budget.trial_bound={cents(100)}", f"budget.sweep_limit={cents(250)}")
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", *bound, book=book)
     started = []
@@ -104,8 +104,8 @@ def test_a_bound_is_reserved_before_a_trial_starts_used_up_as_it_runs_and_free_w
         started.append(attempt)
     assert len(started) == 2
     assert reserved(sweep) == {a.trial_id: 100 * CARD_SECOND for a in started}
-    told = [e.body for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "attempt_started"]
-    assert [(b["reserved"], b["reserved_by"]) for b in told] == [("1 USD", "budget.trial_bound")] * 2
+    events = [e.body for e in sweep.ledger.events.read("sweep:smoke-test-1") if e.kind == "attempt_started"]
+    assert [(b["reserved"], b["reserved_by"]) for b in events] == [("1 USD", "budget.trial_bound")] * 2
     sweep.clock.advance_seconds(10)
     sweep.controller.on_tick()
     (found,), _ = _budgets(sweep, f"sweep:{sweep.journal.record.sweep_id}", cents(250))
@@ -125,7 +125,7 @@ def _budgets(sweep: PaidSweep, scope: str, limit: str):
     return [b for b in found if b.scope == scope and b.simulated], notes
 
 
-def test_attempts_that_were_handed_out_and_hold_no_cards_yet_count_too(tmp_path, book):
+def test_chosen_attempts_without_cards_count_too(tmp_path, book):
     bound = (f"budget.trial_bound={cents(100)}", f"budget.sweep_limit={cents(250)}")
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", *bound, book=book)
     handed = [sweep.controller.next_attempt() for _ in range(4)]
@@ -161,7 +161,7 @@ def test_a_trial_is_stopped_at_its_own_limit_and_the_others_run(tmp_path, book):
     assert "budget.trial_limit is 0.9 USD" in again.controller.stopped.text
 
 
-def test_a_trial_at_its_own_limit_keeps_no_other_from_starting(tmp_path, book):
+def test_a_trial_at_its_own_limit_does_not_block_others(tmp_path, book):
     limits = (f"budget.trial_limit={cents(60)}", f"budget.sweep_limit={cents(1000)}")
     first = a_paid_sweep(tmp_path, *ONE, "search.trials=2", *limits, "search.max_concurrent=1", book=book)
     attempt = first.controller.next_attempt()
@@ -170,16 +170,16 @@ def test_a_trial_at_its_own_limit_keeps_no_other_from_starting(tmp_path, book):
     for _ in range(7):
         first.clock.advance_seconds(10)
         first.controller.on_tick()
-    told = first.budget.stop_for(attempt.trial_id)
-    assert told is not None
-    first.controller.on_ended(attempt, STOP_OUTCOMES[told.kind], told.text)
+    stop = first.budget.stop_for(attempt.trial_id)
+    assert stop is not None
+    first.controller.on_ended(attempt, STOP_OUTCOMES[stop.kind], stop.text)
     first.controller.on_released(attempt, True)
     other = first.controller.next_attempt()
     assert other is not None
     assert other.trial_id != attempt.trial_id
 
 
-def test_a_pause_does_not_wait_for_trials_that_have_come_to_their_own_limit(tmp_path, book):
+def test_a_pause_does_not_wait_for_trials_at_their_own_limit(tmp_path, book):
     limits = (f"budget.trial_limit={cents(60)}", "budget.at_limit=pause")
     first = a_paid_sweep(tmp_path, *ONE, *limits, book=book).run()
     assert first.states == ["BUDGET_STOPPED"]
@@ -190,16 +190,14 @@ def test_a_pause_does_not_wait_for_trials_that_have_come_to_their_own_limit(tmp_
     assert "budget.trial_limit is 0.6 USD" in again.controller.stopped.text
 
 
-def test_a_trials_own_limit_bounds_what_is_set_aside_for_it(tmp_path, book):
+def test_a_trials_own_limit_bounds_its_reservation(tmp_path, book):
     limits = (f"budget.trial_limit={cents(90)}", f"budget.sweep_limit={cents(200)}")
     sweep = a_paid_sweep(tmp_path, *FOUR, "machine.cards=4", "search.max_concurrent=4", *limits, book=book)
     assert sum(sweep.controller.next_attempt() is not None for _ in range(4)) == 2
 
 
 @pytest.mark.parametrize("scope", ["sweep:smoke-test-1", "stage:smoke", "month"])
-def test_a_limit_that_is_kept_in_the_ledger_holds_beside_the_configured_one_and_the_tighter_one_counts(
-    tmp_path, book, scope
-):
+def test_of_a_stored_and_a_configured_limit_the_lower_one_applies(tmp_path, book, scope):
     sweep = a_paid_sweep(tmp_path, *FOUR, f"budget.sweep_limit={cents(250)}", book=book)
     budget.set_limit(sweep.ledger, scope, Money.parse(cents(150)))
     sweep.budget.heartbeat()
@@ -208,7 +206,7 @@ def test_a_limit_that_is_kept_in_the_ledger_holds_beside_the_configured_one_and_
     assert f"(cost budget --set {scope})" in sweep.controller.stopped.text
 
 
-def test_a_limit_in_another_currency_is_held_at_the_rate_of_the_day_which_is_said(tmp_path, book):
+def test_a_limit_in_another_currency_is_converted_at_the_rate_of_the_day_which_is_printed(tmp_path, book):
     sweep = a_paid_sweep(tmp_path, *FOUR, "budget.sweep_limit=1 EUR", book=book)
     assert sweep.budget.notes == (
         "warning: 1 EUR = 2 USD on 2020-01-01 (page): 2192 days older than what it converts; add a newer rate to "
@@ -222,7 +220,7 @@ def test_a_limit_without_an_exchange_rate_or_a_price_is_refused(tmp_path, book):
         a_paid_sweep(tmp_path, "budget.month_limit=5 JPY", book=book)
 
 
-def test_half_four_fifths_and_nearly_all_are_each_told_once_in_a_sweeps_life(tmp_path, book):
+def test_warnings_at_50_80_and_95_percent_are_given_once_per_sweep(tmp_path, book):
     limit = f"budget.sweep_limit={cents(330)}"
     first = a_paid_sweep(tmp_path, *FOUR, limit, f"budget.trial_bound={cents(1)}", book=book)
     for attempt in iter(first.controller.next_attempt, None):
@@ -230,17 +228,17 @@ def test_half_four_fifths_and_nearly_all_are_each_told_once_in_a_sweeps_life(tmp
     for seconds in (160, 10, 10):
         first.clock.advance_seconds(seconds)
         first.controller.on_tick()
-    assert [text.split("%")[0] for text in first.view.said] == ["budget: sweep smoke-test-1: 50 "]
+    assert [text.split("%")[0] for text in first.view.warnings] == ["budget: sweep smoke-test-1: 50 "]
     first.controller.end_all(AttemptOutcome.INTERRUPTED, "ended")
     first.ledger.leases.detach(first.ledger.leases.find()[0].lease.lease_id, "smoke-test-1", "interrupted")
     second = a_paid_sweep(tmp_path, *FOUR, limit, f"budget.trial_bound={cents(1)}", book=book, clock=first.clock)
     for seconds in (10, 10, 75, 10, 40):
         second.clock.advance_seconds(seconds)
         second.controller.on_tick()
-    assert [text.split("%")[0][-3:] for text in second.view.said] == ["80 ", "95 "]
+    assert [text.split("%")[0][-3:] for text in second.view.warnings] == ["80 ", "95 "]
 
 
-def test_paused_trials_write_a_checkpoint_and_go_on_once_the_limit_is_raised(tmp_path, book):
+def test_paused_trials_write_a_checkpoint_and_continue_once_the_limit_is_raised(tmp_path, book):
     waits = []
 
     def wait() -> None:
@@ -253,14 +251,14 @@ def test_paused_trials_write_a_checkpoint_and_go_on_once_the_limit_is_raised(tmp
     sweep.run()
     assert sweep.states == ["COMPLETED"] * 4
     assert spent(sweep) > 4 * TRIAL_SECONDS  # the machine went on costing
-    paused, going_on = [text for text in sweep.view.said if "%" not in text]
+    paused, going_on = [text for text in sweep.view.warnings if "%" not in text]
     assert "paused" in paused
     assert "the machine goes on costing 36.00 USD an hour" in paused
     assert "the sweep goes on" in going_on
     assert len(waits) == 4
 
 
-def test_a_pause_ends_with_the_month_where_the_limit_is_the_months(tmp_path, book):
+def test_a_pause_at_a_month_limit_ends_with_the_month(tmp_path, book):
     clock = FakeClock(utc=instant_ns("2026-01-31T23:57:00Z"))
     limits = ("budget.at_limit=pause", f"budget.month_limit={cents(100)}", f"budget.trial_bound={cents(90)}")
     sweep = a_paid_sweep(tmp_path, *ONE, "search.trials=2", *limits, book=book, clock=clock).run()
@@ -281,7 +279,7 @@ def test_a_reservation_of_a_driver_that_died_is_free_once_its_usage_is_closed(tm
     assert reserved(first) == {}
 
 
-def test_even_before_a_machine_is_held_a_trial_that_does_not_fit_is_refused(tmp_path, book):
+def test_a_trial_that_does_not_fit_is_refused_before_a_machine_is_acquired(tmp_path, book):
     time = StepTime(0.1125, 44.0, "measured before", 1.2)
     few = a_paid_sweep(tmp_path / "a", *ONE, f"budget.sweep_limit={cents(95)}", book=book, time=time)
     assert "a trial needs 0.96 USD (measured before, x 1.2)" in (few.budget.refusal(machine_acquired=False) or "")
@@ -297,7 +295,7 @@ def test_the_least_that_a_machine_is_charged_for_must_fit_too(tmp_path):
     )
 
 
-def test_what_a_provider_has_charged_ahead_is_there_for_trials_to_use(tmp_path):
+def test_trials_use_time_that_the_provider_has_charged_in_advance(tmp_path):
     by_the_hour = a_book(tmp_path / "book", price="36", granularity_s=3600, ahead=True)
     time = StepTime(0.1125, 44.0, "measured before", 1.2)
     sweep = a_paid_sweep(tmp_path, *FOUR, "budget.sweep_limit=37 USD", book=by_the_hour, time=time).run()
@@ -305,7 +303,7 @@ def test_what_a_provider_has_charged_ahead_is_there_for_trials_to_use(tmp_path):
     assert spent(sweep) == 3600
 
 
-def test_two_sweeps_that_share_a_stages_budget_do_not_both_take_the_last_of_it(tmp_path, book, any_database):
+def test_two_sweeps_do_not_both_reserve_the_rest_of_a_stage_budget(tmp_path, book, any_database):
     """Both choose a trial while there is room for one; who starts first has it, and the other's stops unharmed."""
     limits = (*FOUR, f"budget.trial_bound={cents(100)}", f"budget.stage_limit={cents(150)}")
     a = a_paid_sweep(tmp_path / "a", *limits, book=book, place=any_database, sweep_id="smoke-a-1")
@@ -316,10 +314,10 @@ def test_two_sweeps_that_share_a_stages_budget_do_not_both_take_the_last_of_it(t
     a.controller.on_granted(of_a)
     b.controller.on_granted(of_b)
     assert [(r.sweep_id, r.amount) for r in b.ledger.reservations.find_open()] == [("smoke-a-1", _usd(100))]
-    told = b.budget.stop_for(of_b.trial_id)
-    assert told is not None
-    assert "another sweep reserved the money first: stage smoke" in told.text
-    b.controller.on_ended(of_b, STOP_OUTCOMES[told.kind], told.text)
+    stop = b.budget.stop_for(of_b.trial_id)
+    assert stop is not None
+    assert "another sweep reserved the money first: stage smoke" in stop.text
+    b.controller.on_ended(of_b, STOP_OUTCOMES[stop.kind], stop.text)
     b.controller.on_released(of_b, True)
     assert b.controller.next_attempt() is None
     assert b.controller.stopped is not None
@@ -328,7 +326,7 @@ def test_two_sweeps_that_share_a_stages_budget_do_not_both_take_the_last_of_it(t
         sweep.ledger.close()
 
 
-def test_a_sweep_that_goes_on_counts_what_its_machine_cost_while_no_driver_was_there_and_no_other_time(tmp_path, book):
+def test_a_resumed_sweep_counts_the_cost_of_its_lease_without_a_driver_and_no_other_time(tmp_path, book):
     first = a_paid_sweep(
         tmp_path, *FOUR, f"budget.sweep_limit={cents(200)}", f"budget.trial_bound={cents(90)}", book=book
     )

@@ -20,7 +20,7 @@ def a_trial(*outcomes: str, forgiven: int = 0) -> TrialRecord:
 
 
 @pytest.mark.parametrize("outcome", ["bad_configuration", "completed", "pruned", "budget", "cancelled", "interrupted"])
-def test_what_cannot_run_or_was_told_to_stop_is_never_tried_again(outcome: str):
+def test_a_trial_that_cannot_run_or_was_stopped_is_never_retried(outcome: str):
     assert retry_after(a_trial(outcome), AttemptOutcome(outcome), POLICY, 1024) is None
 
 
@@ -51,7 +51,7 @@ def test_no_wait_is_longer_than_ten_minutes():
     assert retry_after(a_trial("preempted"), AttemptOutcome.PREEMPTED, policy, 1024) is None
 
 
-def test_a_micro_batch_that_cannot_be_halved_is_not_tried_again():
+def test_a_micro_batch_that_cannot_be_halved_is_not_retried():
     assert retry_after(a_trial("out_of_memory"), AttemptOutcome.OUT_OF_MEMORY, POLICY, 20) is None
     retry = retry_after(a_trial("out_of_memory"), AttemptOutcome.OUT_OF_MEMORY, POLICY, 1024)
     assert retry is not None

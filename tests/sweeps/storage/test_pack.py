@@ -144,7 +144,7 @@ def test_an_unfinished_sweep_resumes_there_and_is_finished_after_the_merge(tmp_p
     sweeps("unpack", tmp_path / "box.tar", "--root", box)
     capsys.readouterr()
     assert stage("smoke", box, "trainer.checkpoint_every_steps=5") == 0
-    assert "starts afresh" not in capsys.readouterr().out
+    assert "starts from the beginning" not in capsys.readouterr().out
     shutil.move(tmp_path / "out-of-reach", home)
     sweeps("pack", "--root", box, "--out", tmp_path / "back.tar")
     sweeps("merge", tmp_path / "back.tar", "--root", home)
@@ -318,7 +318,7 @@ def test_push_needs_a_bucket_and_reports_one_that_does_not_answer(home, monkeypa
     monkeypatch.setattr(sweep_bucket, "REQUEST_TRIES", 1)
     monkeypatch.setattr(sweep_bucket.time, "sleep", lambda seconds: None)
     assert "--to s3://bucket/prefix" in sweeps("push", "--root", home, fails=True)
-    no_server = ["--to", "s3://books/x", "--endpoint-url", "http://127.0.0.1:9"]
+    no_server = ["--to", "s3://team/x", "--endpoint-url", "http://127.0.0.1:9"]
     assert "Could not connect" in sweeps("push", "last", "--root", home, *no_server, fails=True)
     assert "there is no sweep 'other'" in sweeps("push", "other", "--root", home, fails=True)
 

@@ -202,7 +202,7 @@ def test_another_machine_answer_with_the_bucket_and_the_database_alone(interrupt
     assert run(interrupted) != EXIT_INTERRUPTED
     output = capsys.readouterr().out
     assert f"resumes from step {step}, restored from {bucket.url}/sweeps/{sweep_id}" in output
-    assert "starts afresh" not in output
+    assert "starts from the beginning" not in output
     again, after = the_sweep(postgres)
     assert again == sweep_id, "the same sweep was resumed"
     (trial,) = after.trials.values()
@@ -275,7 +275,7 @@ def test_a_checkpoint_in_the_sweeps_own_folder_is_found(tmp_path, bucket, monkey
         run(config(tmp_path / "a", bucket, storage="local"))
     shutil.move(tmp_path / "a", tmp_path / "b")
     run(config(tmp_path / "b", bucket, storage="local"))
-    assert "starts afresh" not in capsys.readouterr().out
+    assert "starts from the beginning" not in capsys.readouterr().out
     _, record = the_sweep(tmp_path / "b" / "ledger.db")
     (trial,) = record.trials.values()
     assert trial.attempts[-1].from_step > 0

@@ -1,7 +1,7 @@
-"""What must hold of a sweep that was killed and resumed, seen from outside: journal, ledger, files, MLflow.
+"""Checks of a sweep that was killed and resumed: its journal, ledger, files and MLflow, seen from outside.
 
-What it is held against comes from the witness (when cards were really held) and from adding up the durations that the
-simulated trainer was given; never from the code that keeps the books.
+The expected values come from the witness (when attempts had cards) and from the sum of the durations that the simulated
+trainer was given; never from the code under test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from cost.clock import FakeClock
 from cost.close.check import run_checks
 from cost.ledger.ledger import Ledger
-from cost.money import rounded
+from cost.money import pico_text, rounded
 from cost.prices.book import PriceBook
 from cost.records import NoLedgerError
 from cost.reports.by_trial import sweep_report
@@ -39,12 +39,12 @@ from tests.chaos.killing import CHECKPOINT_S, COMPLETION_S, EVALUATION_S, STARTU
 SECOND_NS = 10**9
 HEARTBEAT_NS = 10 * SECOND_NS
 WRITTEN_WITHIN_NS = HEARTBEAT_NS
-"""What a driver hears is written down with its next tick at the latest, and simulated ticks are so far apart."""
+"""A driver writes a message with its next tick at the latest, and simulated ticks are this far apart."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """Cards that were held by an attempt, as the witness saw it."""
+class CardUse:
+    """The time in which an attempt had its card, according to the witness."""
 
     run: int
     trial_id: str
@@ -52,11 +52,11 @@ class Held:
     from_ns: int
     to_ns: int
     killed: bool
-    """Its driver was killed while it held them."""
+    """Its driver was killed in this time."""
 
 
 def problems(plan: Plan, cfg: SweepConfig, lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Everything that is wrong with what the drivers left in `paths.root`."""
+    """Everything that is wrong in `paths.root` after the drivers, one sentence each."""
     root = Path(cfg.paths.root)
     end_ns = max(line["at_ns"] or 0 for line in lines)
     with Ledger.open(root / "ledger.db", FakeClock(utc=end_ns + 3600 * SECOND_NS), create=False) as ledger:
@@ -68,12 +68,12 @@ def problems(plan: Plan, cfg: SweepConfig, lines: Sequence[Mapping[str, Any]]) -
             *_trials(plan, record),
             *_steps(cfg, plan, record, trial_reports(ledger, record.sweep_id)),
             *_reports(ledger, record),
-            *endings.early(plan, cfg, record, sweep_events(ledger, record.sweep_id)),
-            *_runs(record, held(lines)),
+            *endings.pruned(plan, cfg, record, sweep_events(ledger, record.sweep_id)),
+            *_runs(record, card_uses(lines)),
             *_lost_work(lines),
-            *_billed(ledger, plan, record, held(lines)),
+            *_billed(ledger, plan, record, card_uses(lines)),
             *_money(ledger, root, record),
-            *_left_behind(ledger, root, record),
+            *_open_at_the_end(ledger, root, record),
         ]
 
 
@@ -95,9 +95,9 @@ def closed(root: Path) -> bool:
         return False
 
 
-def held(lines: Sequence[Mapping[str, Any]]) -> list[Held]:
-    """Every stretch of cards held, in the order of its beginning."""
-    found: list[Held] = []
+def card_uses(lines: Sequence[Mapping[str, Any]]) -> list[CardUse]:
+    """The card uses of all attempts, ordered by their start."""
+    found: list[CardUse] = []
     for run, of_run in itertools.groupby(lines, key=lambda line: line["run"]):
         mine = list(of_run)
         begun: dict[tuple[str, int], int] = {}
@@ -110,14 +110,14 @@ def held(lines: Sequence[Mapping[str, Any]]) -> list[Held]:
                 ended[key] = line["at_ns"]
             elif line["what"] == "closed":
                 key = line["trial"], line["attempt"]
-                found.append(Held(run, *key, begun.pop(key), ended.pop(key), False))
+                found.append(CardUse(run, *key, begun.pop(key), ended.pop(key), False))
         last_ns: int = mine[-1]["at_ns"]
-        found += [Held(run, *key, from_ns, ended.get(key, last_ns), True) for key, from_ns in begun.items()]
-    return sorted(found, key=lambda stretch: stretch.from_ns)
+        found += [CardUse(run, *key, from_ns, ended.get(key, last_ns), True) for key, from_ns in begun.items()]
+    return sorted(found, key=lambda use: use.from_ns)
 
 
 def _trials(plan: Plan, record: SweepRecord) -> Iterator[str]:
-    """No trial is lost, none is run twice, and all is over."""
+    """No trial is lost, none runs again after its end, and the sweep is done."""
     if record.ended != "done" or record.gate is None:
         yield f"the sweep ended as {record.ended} with gate {record.gate}"
     for trial in record.trials.values():
@@ -131,30 +131,30 @@ def _trials(plan: Plan, record: SweepRecord) -> Iterator[str]:
 
 
 def _steps(cfg: SweepConfig, plan: Plan, record: SweepRecord, found: Mapping[str, TrialReports]) -> Iterator[str]:
-    """The final record has every step once, with what the trainer says when nobody interrupts it."""
-    whole = make_plan(cfg)
-    if len(record.trials) != whole.size or not {t.trial_id for t in whole.trials} <= record.trials.keys():
-        yield f"the plan has {whole.size} trials, and the journal {len(record.trials)}"
+    """The record has every step once, equal to that of an uninterrupted trial."""
+    expected = make_plan(cfg)
+    if len(record.trials) != expected.size or not {t.trial_id for t in expected.trials} <= record.trials.keys():
+        yield f"the plan has {expected.size} trials, and the journal {len(record.trials)}"
     for trial in record.trials.values():
         planned = trial.planned
-        said, last = found.get(trial.trial_id, TrialReports()), plan.steps
+        reports, last = found.get(trial.trial_id, TrialReports()), plan.steps
         if trial.state is TrialState.PRUNED:
             last = trial.summary.accuracies[-1].step
-        if sorted(said.steps) != list(range(1, last + 1)):
-            yield f"{trial.trial_id} has steps {sorted(said.steps)}"
+        if sorted(reports.steps) != list(range(1, last + 1)):
+            yield f"{trial.trial_id} has steps {sorted(reports.steps)}"
             continue
-        if sorted(said.evaluations) != [step for step in plan.evaluations if step <= last]:
-            yield f"{trial.trial_id} was evaluated at {sorted(said.evaluations)}"
+        if sorted(reports.evaluations) != [step for step in plan.evaluations if step <= last]:
+            yield f"{trial.trial_id} was evaluated at {sorted(reports.evaluations)}"
         if planned.adaptive_lr:
-            continue  # what it was told, and when, depends on what was known
+            continue  # the commands that it received depend on what had arrived at the driver
         alone = _alone(cfg, planned)
-        for number, step in said.steps.items():
+        for number, step in reports.steps.items():
             if to_json(replace(step, replay=False)) != alone[number]:
                 yield f"{trial.trial_id} step {number} is not what it is without interruption"
 
 
 def _alone(cfg: SweepConfig, planned: PlannedTrial) -> dict[int, Any]:
-    """Step reports of a trial that runs by itself, without faults, driver or books."""
+    """Step reports of a trial that runs alone, without faults, driver or ledger."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -167,16 +167,16 @@ def _alone(cfg: SweepConfig, planned: PlannedTrial) -> dict[int, Any]:
 
 
 def _reports(ledger: Ledger, record: SweepRecord) -> Iterator[str]:
-    """In the whole story each step of a trial is new once; all its other reports are marked as replayed."""
+    """In all events together, each step of a trial is new once; its other reports are marked as replayed."""
     new: Counter[tuple[str, int]] = Counter()
     raised: dict[str, set[int]] = defaultdict(set)
     step: dict[str, Mapping[str, Any]] = {}
     for event in sweep_events(ledger, record.sweep_id):
-        for said in messages_in(event):
-            if said.body["type"] == "step":
-                step[said.trial_id] = said.body
-                if not said.body["replay"]:
-                    new[said.trial_id, said.body["step"]] += 1
+        for recorded in messages_in(event):
+            if recorded.body["type"] == "step":
+                step[recorded.trial_id] = recorded.body
+                if not recorded.body["replay"]:
+                    new[recorded.trial_id, recorded.body["step"]] += 1
         if event.kind == "warning" and "is gone" in event.body["text"]:
             yield event.body["text"]
         elif event.kind == "command" and event.body["command"]["type"] == "set_lr":
@@ -192,11 +192,11 @@ def _reports(ledger: Ledger, record: SweepRecord) -> Iterator[str]:
             yield f"the learning rate of {trial_id} was raised at steps {sorted(steps)}: once is allowed"
 
 
-def _runs(record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:
-    """No trial ran while it was running already, and none after it was over."""
-    by_trial: dict[str, list[Held]] = defaultdict(list)
-    for stretch in stretches:
-        by_trial[stretch.trial_id].append(stretch)
+def _runs(record: SweepRecord, uses: Sequence[CardUse]) -> Iterator[str]:
+    """No trial ran twice at once, and every attempt in the journal ran."""
+    by_trial: dict[str, list[CardUse]] = defaultdict(list)
+    for use in uses:
+        by_trial[use.trial_id].append(use)
     for trial_id, mine in by_trial.items():
         for before, after in itertools.pairwise(mine):
             if after.from_ns < before.to_ns:
@@ -208,39 +208,39 @@ def _runs(record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:
 
 
 def _lost_work(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """An attempt goes on from the newest checkpoint that a driver had heard of a tick before it died, or later."""
+    """An attempt resumes from the newest checkpoint that a driver had received a tick before it died, or a later."""
     known: dict[str, str] = {}
     for _, of_run in itertools.groupby(lines, key=lambda line: line["run"]):
         mine = list(of_run)
         until_ns = (mine[-1]["at_ns"] or 0) - WRITTEN_WITHIN_NS
         for line in mine:
-            if line["what"] == "heard" and line["at_ns"] <= until_ns:
+            if line["what"] == "checkpoint_received" and line["at_ns"] <= until_ns:
                 known[line["trial"]] = line["checkpoint"]
             elif line["what"] == "granted":
                 due = known.get(line["trial"])
                 if due is not None and (line["checkpoint"] or "") < due:
-                    yield f"{line['trial']}/{line['attempt']} went on from {line['checkpoint']}, not from {due}"
+                    yield f"{line['trial']}/{line['attempt']} resumed from {line['checkpoint']}, not from {due}"
 
 
-def _billed(ledger: Ledger, plan: Plan, record: SweepRecord, stretches: Sequence[Held]) -> Iterator[str]:
-    """What is billed is what was held; of a killed driver's attempts, all but at most one heartbeat. Never more."""
+def _billed(ledger: Ledger, plan: Plan, record: SweepRecord, uses: Sequence[CardUse]) -> Iterator[str]:
+    """Usage equals card use; after a killed driver it is at most one heartbeat shorter, and never longer."""
     usages = {(u.key.trial_id, u.key.attempt, u.from_ns): u for u in ledger.usages.find(sweep_id=record.sweep_id)}
-    for stretch in stretches:
-        name = f"{stretch.trial_id}/{stretch.attempt} of driver {stretch.run}"
-        usage = usages.pop((stretch.trial_id, stretch.attempt, stretch.from_ns), None)
-        due_ns = stretch.to_ns - stretch.from_ns
+    for use in uses:
+        name = f"{use.trial_id}/{use.attempt} of driver {use.run}"
+        usage = usages.pop((use.trial_id, use.attempt, use.from_ns), None)
+        due_ns = use.to_ns - use.from_ns
         if usage is None:
-            if not stretch.killed or due_ns > HEARTBEAT_NS:
-                yield f"{name} held a card for {due_ns / SECOND_NS} s and is not in the books"
+            if not use.killed or due_ns > HEARTBEAT_NS:
+                yield f"{name} had a card for {due_ns / SECOND_NS} s and has no usage"
             continue
         if usage.to_ns is None:
-            yield f"{name} is still open in the books"
+            yield f"{name} has an open usage"
             continue
         billed_ns = usage.to_ns - usage.from_ns
         lost_ns = due_ns - billed_ns
-        if lost_ns < 0 or lost_ns > (HEARTBEAT_NS if stretch.killed else 0):
-            yield f"{name} held a card for {due_ns / SECOND_NS} s and is billed {billed_ns / SECOND_NS} s"
-        if usage.end_estimated and not stretch.killed:
+        if lost_ns < 0 or lost_ns > (HEARTBEAT_NS if use.killed else 0):
+            yield f"{name} had a card for {due_ns / SECOND_NS} s and is billed {billed_ns / SECOND_NS} s"
+        if usage.end_estimated and not use.killed:
             yield f"{name} ended in order and its end is marked as estimated"
     for trial_id, attempt, _ in usages:
         yield f"{trial_id}/{attempt} is billed and never ran"
@@ -248,13 +248,13 @@ def _billed(ledger: Ledger, plan: Plan, record: SweepRecord, stretches: Sequence
 
 
 def _durations(ledger: Ledger, plan: Plan, record: SweepRecord) -> Iterator[str]:
-    """An attempt that reached the end, or was ended early, was billed what its parts add up to."""
+    """The usage of an attempt that completed or was pruned is the sum of the durations of its work."""
     usages = {(u.key.trial_id, u.key.attempt): u for u in ledger.usages.find(sweep_id=record.sweep_id)}
     for trial in record.trials.values():
         last = trial.attempts[-1]
         usage = usages[trial.trial_id, last.attempt]
         early = last.outcome == "pruned"
-        if usage.end_estimated:  # its driver was killed when it had ended, or was told to
+        if usage.end_estimated:  # its driver was killed after the attempt had ended or had received a stop
             continue
         if usage.outcome != ("PRUNED" if early else "COMPLETED"):
             yield f"{trial.trial_id}/{last.attempt} was {last.outcome}, and its usage ended as {usage.outcome}"
@@ -271,32 +271,32 @@ def _durations(ledger: Ledger, plan: Plan, record: SweepRecord) -> Iterator[str]
 
 
 def _money(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
-    """The books' own checks find nothing, and every part adds up to what the lease costs."""
+    """`cost check` finds nothing, and the parts sum to the cost of the lease."""
     book = PriceBook.load(CONF_DIR / "pricing")
     for finding in run_checks(ledger, book, ledger.now_ns()):
         yield f"cost check: {finding.check}: {finding.where}: {finding.what}"
     report = sweep_report(ledger, book, record.sweep_id, ledger.now_ns())
     parts = sum(row.pico for row in [*report.trials, *report.overheads])
     if parts != report.total_pico:
-        yield f"the parts add up to {parts}, the report says {report.total_pico}"
+        yield f"the parts sum to {parts}, and the report's total is {report.total_pico}"
     with (root / record.sweep_id / "cost.csv").open(encoding="utf-8") as file:
         written = sum(Decimal(row["cost"]) for row in csv.DictReader(file))
     if written != rounded(report.total_pico, CSV_PLACES):
-        yield f"cost.csv adds up to {written}, the report says {Decimal(report.total_pico) / 10**12}"
+        yield f"cost.csv sums to {written}, and the report's total is {pico_text(report.total_pico)}"
 
 
-def _left_behind(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
-    """No lease is open, no money set aside, and the checkpoint that the journal names is whole."""
-    if aside := ledger.reservations.find_open():
-        yield f"money is still set aside for {aside}"
+def _open_at_the_end(ledger: Ledger, root: Path, record: SweepRecord) -> Iterator[str]:
+    """No lease and no reservation is open, and each checkpoint in the journal is complete."""
+    if reserved := ledger.reservations.find_open():
+        yield f"money is still reserved for {reserved}"
     for state in ledger.leases.find():
         if state.to_ns is None:
             yield f"lease {state.lease.lease_id} is still open"
     if len(ledger.leases.find()) != 1:
-        yield f"{len(ledger.leases.find())} leases for one machine that was never given back in between"
+        yield f"{len(ledger.leases.find())} leases for one machine that was never released in between"
     for trial in record.trials.values():
         if trial.checkpoint is not None and not (Path(trial.checkpoint.path) / "COMPLETE").exists():
-            yield f"the last checkpoint of {trial.trial_id} is not whole: {trial.checkpoint.path}"
+            yield f"the last checkpoint of {trial.trial_id} is not complete: {trial.checkpoint.path}"
 
 
 def mlflow_problems(cfg: SweepConfig) -> Iterator[str]:
@@ -312,7 +312,7 @@ def mlflow_problems(cfg: SweepConfig) -> Iterator[str]:
         record = load(ledger, sweep_ids(ledger)[-1])
         sync = MlflowSync(uri, cfg.tracking.experiment, root / "mlartifacts", record.sweep_id)
         sync.deliver(ledger)
-        said = trial_reports(ledger, record.sweep_id)
+        reports = trial_reports(ledger, record.sweep_id)
         last = max(event.sequence for event in sweep_events(ledger, record.sweep_id))
     client = MlflowClient(uri)
     runs = client.search_runs([sync.experiment_id])
@@ -331,7 +331,10 @@ def mlflow_problems(cfg: SweepConfig) -> Iterator[str]:
             yield f"MLflow has {trial_id} as {child.info.status}, {child.data.tags['state']}, not {trial.state}"
         if child.data.params.get("prompts_per_step") != str(trial.planned.prompts_per_step):
             yield f"MLflow has no parameters of {trial_id}"
-        for name, due in (("reward", sorted(said[trial_id].steps)), ("eval_acc", sorted(said[trial_id].evaluations))):
+        for name, due in (
+            ("reward", sorted(reports[trial_id].steps)),
+            ("eval_acc", sorted(reports[trial_id].evaluations)),
+        ):
             steps = sorted(metric.step for metric in client.get_metric_history(child.info.run_id, name))
             if steps != due:
                 yield f"MLflow has {name} of {trial_id} at steps {steps}, not {due}"
