@@ -93,9 +93,8 @@ def budgets(
                 found.append(Budget(scope, name, limit, reserved, spent, simulated))
                 notes += snapshot.rate_notes(scope, currency) if limit else ()
         notes += [
-            f"UNPRICED: the cost of lease {lease_id} is unknown and in none of these amounts; add a price for its SKU: "
-            f"python -m cost prices add {sku}"
-            for lease_id, sku in snapshot.unpriced.items()
+            f"UNPRICED: the cost of lease {lease_id} is unknown and in none of these amounts; {problem}"
+            for lease_id, problem in snapshot.unpriced.items()
         ]
     return found, tuple(dict.fromkeys(notes))
 

@@ -188,10 +188,11 @@ class BudgetReader:
 
     def _cost(self, state: LeaseState, all_sweeps: frozenset[str], at_ns: int, inputs: ChargeInputs) -> LeaseCost:
         rules = billing_rules(self._book) if self._rules is None else self._rules
-        segments, rows = charge_lease(state, self._book, rules, at_ns, inputs)
-        if not all(segment.price_hash for segment in segments):
-            self._unpriced[state.lease.lease_id] = state.lease.sku
-        return lease_cost(state, all_sweeps, segments, rows, at_ns)
+        charge = charge_lease(state, rules, at_ns, inputs)
+        self._unpriced.pop(state.lease.lease_id, None)
+        if charge.problem:
+            self._unpriced[state.lease.lease_id] = charge.problem
+        return lease_cost(state, all_sweeps, charge.segments, charge.rows, at_ns)
 
 
 def lease_cost(

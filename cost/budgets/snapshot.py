@@ -113,7 +113,7 @@ class BudgetSnapshot:
     month_end_ns: int
     """When the month of `at_ns` ends."""
     unpriced: Mapping[str, str]
-    """SKUs without a price, by lease: their cost is unknown and in none of the amounts."""
+    """By lease: why its cost is unknown. It is in none of the amounts."""
 
     def spent(self, scope: str, currency: str, *, unconverted: bool = False) -> Money:
         """Amounts in other currencies are converted at the rate of their day. `unconverted`: they are left out.

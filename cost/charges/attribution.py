@@ -9,8 +9,8 @@ Tested in tests/cost/reports/test_report.py and in the tests of every room that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import floor
 
@@ -116,6 +116,8 @@ class Attribution:
     usages: dict[tuple[str, UsageKey], Usage]
     """By sweep id and key."""
     leases: tuple[LeaseState, ...]
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """By lease id: why a lease cannot be priced."""
 
 
 def attribute(
@@ -135,8 +137,7 @@ def attribute(
     `by_phase=False` skips the phases that trials reported, which is faster: all time of a trial is then `other` or
     `lost_work`.
 
-    Raises:
-        PriceError: a price or a billing rule that a lease had when it was opened is missing.
+    A lease that cannot be priced has lines that are marked as unpriced, and a reason in `problems`.
     """
     rules = billing_rules(book) if rules is None else rules
     bills = applied_bills(ledger, as_of_ns)
@@ -149,15 +150,21 @@ def attribute(
     if sweep_id is None:
         lines += _commitment_lines(inputs.commitment_usage, now_ns, bills)
     usages: dict[tuple[str, UsageKey], Usage] = {}
+    problems: dict[str, str] = {}
     for history in histories:
         usages.update({(u.usage.sweep_id, u.usage.key): u.usage for u in history.usages})
         lease = history.state.lease
-        charge, rows = charge_lease(history.state, book, rules, now_ns, inputs)
+        charge = charge_lease(history.state, rules, now_ns, inputs)
+        rows = charge.rows
+        if charge.problem:
+            problems[lease.lease_id] = charge.problem
         own_bills = bills.get(lease.lease_id, ())
-        alternatives = AlternativePrices(lease, rows, book, committed=lease.lease_id in inputs.commitment_usage.covered)
+        alternatives = AlternativePrices(
+            lease, rows, inputs.book, committed=lease.lease_id in inputs.commitment_usage.covered
+        )
         bill_edges = {edge for bill in own_bills for edge in (bill.from_ns, bill.to_ns)}
         edges = sorted({*cuts, *bill_edges, *alternatives.change_times})
-        segments = cut_segments(charge, edges, pico_per_ns_of(lease, rows))
+        segments = cut_segments(charge.segments, edges, pico_per_ns_of(lease, rows))
         charged = _ChargedSegments(
             segments,
             bills=own_bills,
@@ -165,7 +172,7 @@ def attribute(
             flags=("unknown_commitment",) if lease.lease_id in inputs.commitment_usage.unknown else (),
         )
         lines += _lease_lines(history, charged, rows, allocate(history, segments))
-    return Attribution((*lines, *corrections), usages, tuple(h.state for h in histories))
+    return Attribution((*lines, *corrections), usages, tuple(h.state for h in histories), problems)
 
 
 def _commitment_name(segment: Segment) -> str:

@@ -116,6 +116,8 @@ class CommitmentUsage:
     """The first interval of each overused commitment."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """By lease id: the name of a commitment that was never entered. The price book applies to these leases."""
+    invalid: Mapping[str, str] = field(default_factory=dict)
+    """By lease id: why the commitment that a lease names cannot pay for it."""
 
 
 def add_commitment(ledger: Ledger, commitment: Commitment, closed_months: Iterable[str]) -> bool:
@@ -180,21 +182,20 @@ def commitment_usage(
 
     No segment crosses one of `cuts`; cuts change the total of no lease. `book`: the price book with the prices of
     savings plans. A machine without such a price uses its cards' share.
-
-    Raises:
-        LedgerError: a lease is in another currency than its commitment.
     """
     covered: dict[str, CommitmentCoverage] = {}
     unused: list[UnusedCommitment] = []
     over: list[CommitmentOveruse] = []
+    invalid: dict[str, str] = {}
     for commitment in commitments:
-        users = [s for s in states if s.lease.tags.get(TAG) == commitment.name and not s.lease.simulated]
-        for state in users:
-            if state.lease.currency != commitment.price.currency:
-                raise LedgerError(
-                    f"lease {state.lease.lease_id} is in {state.lease.currency}, but its commitment {commitment.name} "
-                    f"was paid in {commitment.price.currency}"
-                )
+        tagged = [s for s in states if s.lease.tags.get(TAG) == commitment.name and not s.lease.simulated]
+        users = [state for state in tagged if state.lease.currency == commitment.price.currency]
+        invalid |= {
+            state.lease.lease_id: f"lease {state.lease.lease_id} is in {state.lease.currency}, but its commitment "
+            f"{commitment.name} was paid in {commitment.price.currency}"
+            for state in tagged
+            if state not in users
+        }
         rates = {state.lease.lease_id: drawdown_rate(commitment, state.lease, book) for state in users}
         segments, unused_parts, overuses = _split(commitment, users, rates, min(now_ns, commitment.to_ns), cuts)
         unused += unused_parts
@@ -203,10 +204,10 @@ def commitment_usage(
             {lease_id: CommitmentCoverage(commitment, tuple(own)) for lease_id, own in segments.items() if own}
         )
     names = {commitment.name for commitment in commitments}
-    tagged = {s.lease.lease_id: s.lease.tags[TAG] for s in states if TAG in s.lease.tags and not s.lease.simulated}
-    unknown = {lease_id: name for lease_id, name in tagged.items() if name not in names}
+    named = {s.lease.lease_id: s.lease.tags[TAG] for s in states if TAG in s.lease.tags and not s.lease.simulated}
+    unknown = {lease_id: name for lease_id, name in named.items() if name not in names}
     begun = tuple(commitment for commitment in commitments if commitment.from_ns <= now_ns)
-    return CommitmentUsage(covered, tuple(unused), begun, tuple(over), unknown)
+    return CommitmentUsage(covered, tuple(unused), begun, tuple(over), unknown, invalid)
 
 
 def drawdown_rate(commitment: Commitment, lease: Lease, book: PriceBook | None) -> Fraction:

@@ -25,7 +25,7 @@ from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import RUNNING, StateChange, StateSpan, state_spans
 from cost.money import PICO_PER_UNIT, largest_remainder
 from cost.prices.billing import BillingRule, Ended, Segment, charge, load_rules, rule_for
-from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, in_force, pico_per_hour
+from cost.prices.book import TIME_UNITS, PriceBook, PriceError, PriceRow, add_command, in_force, pico_per_hour
 from cost.records import Lease, LeaseState
 
 TAKEN_BACK = "taken_back"
@@ -80,7 +80,7 @@ def charge_lease_time(
     """
     to_ns = _end_ns(state, now_ns)
     if not prices:
-        return (Segment(state.from_ns, to_ns, 0, "machine", ""),)
+        return (_unpriced_time(state, now_ns),)
     lease = state.lease
     rule = rule_for(rules, prices[0].provider, prices[0].purchase)
     watts = lease.watts if lease.watts is not None else 0
@@ -114,8 +114,10 @@ def _runs(periods: Sequence[StateSpan], rule: BillingRule) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class ChargeInputs:
-    """What determines the cost of leases besides their time: commitments, metered resources, stops and starts."""
+    """What determines the cost of leases besides their time: prices, commitments, metered resources, stops, starts."""
 
+    book: PriceBook
+    """The price book, and the rows that the ledger has kept of prices that have left it."""
     commitment_usage: commitments.CommitmentUsage
     resources: Mapping[str, Sequence[metered.MeteredResource]]
     """By lease id."""
@@ -134,24 +136,51 @@ def load_charge_inputs(
 ) -> ChargeInputs:
     """Load the charge inputs from the ledger. `states`: all leases, since they share commitments."""
     entered = commitments.load_commitments(ledger, as_of_ns)
-    usage = commitments.commitment_usage(entered, states, now_ns, cuts, book)
+    book = book.with_kept_rows(ledger.price_archive.rows(as_of_ns))
     return ChargeInputs(
-        usage, metered.load_resources(ledger, as_of_ns), machine_states.load_changes(ledger.events, as_of_ns)
+        book,
+        commitments.commitment_usage(entered, states, now_ns, cuts, book),
+        metered.load_resources(ledger, as_of_ns),
+        machine_states.load_changes(ledger.events, as_of_ns),
     )
 
 
-def charge_lease(
-    state: LeaseState, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, inputs: ChargeInputs
-) -> tuple[tuple[Segment, ...], dict[str, PriceRow]]:
-    """The charge of a lease by segment, and the price rows of the segments by hash.
+@dataclass(frozen=True)
+class LeaseCharge:
+    """The charge of a lease by segment, and the price rows of the segments by hash."""
 
-    Time is charged by the lease's commitment while the commitment lasts and by the price book otherwise. The metered
-    resources follow.
+    segments: tuple[Segment, ...]
+    rows: dict[str, PriceRow]
+    problem: str = ""
+    """Why the lease cannot be priced; empty: it is priced. Without a price, every segment has an empty price hash."""
 
-    Raises:
-        PriceError: a price or a billing rule is missing.
+
+def charge_lease(state: LeaseState, rules: Sequence[BillingRule], now_ns: int, inputs: ChargeInputs) -> LeaseCharge:
+    """The charge of a lease: of its time, then of the resources metered on it.
+
+    Time is charged by the lease's commitment while the commitment lasts and by the price book otherwise. A lease that
+    cannot be priced (a price or a billing rule is missing) is unpriced as a whole, so that one such lease never keeps
+    the others out of a report.
     """
-    lease_id = state.lease.lease_id
+    try:
+        if problem := inputs.commitment_usage.invalid.get(state.lease.lease_id):
+            raise PriceError(problem)
+        charge = _priced(state, rules, now_ns, inputs)
+    except PriceError as error:
+        return LeaseCharge((_unpriced_time(state, now_ns),), {}, str(error))
+    if all(segment.price_hash for segment in charge.segments):
+        return charge
+    sku = state.lease.sku
+    return replace(charge, problem=f"SKU {sku!r} has no price; add it with: {add_command(sku)}")
+
+
+def _unpriced_time(state: LeaseState, now_ns: int) -> Segment:
+    return Segment(state.from_ns, _end_ns(state, now_ns), 0, "machine", "")
+
+
+def _priced(state: LeaseState, rules: Sequence[BillingRule], now_ns: int, inputs: ChargeInputs) -> LeaseCharge:
+    """Raises PriceError: a price or a billing rule is missing."""
+    lease_id, book = state.lease.lease_id, inputs.book
     changes = inputs.state_changes.get(lease_id, ())
     coverage = inputs.commitment_usage.covered.get(lease_id)
     time_segments, rows = _charge_time(state, book, rules, now_ns, coverage, changes)
@@ -161,7 +190,7 @@ def charge_lease(
         time_segments = _replace_watts(state.lease, time_segments, rows, energy)
     resource_segments, resource_rows = metered.resource_segments(resources, periods, book, rules)
     segments = (*_mark_stopped(state.lease, time_segments, rows, periods), *resource_segments)
-    return segments, {**rows, **resource_rows}
+    return LeaseCharge(segments, {**rows, **resource_rows})
 
 
 def _charge_time(

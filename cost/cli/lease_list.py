@@ -46,6 +46,8 @@ def list_leases(
     print(table_text(COLUMNS, [_cells(status, unconfirmed) for status in statuses], right=("cost", "sweeps")))
     for status in statuses:
         lease_id = status.state.lease.lease_id
+        if status.problem:
+            typer.echo(f"lease {lease_id} is UNPRICED: {status.problem}")
         if lease_id in unconfirmed:
             typer.echo(unconfirmed_text(lease_id, unconfirmed[lease_id]))
         if status.alert:
@@ -112,6 +114,7 @@ def _json_body(status: LeaseStatus, unconfirmed: dict[str, str], left_machines: 
         "unheard_since": optional_instant_text(status.silent_since_ns),
         "idle_since": optional_instant_text(status.idle_since_ns),
         "alert": status.alert,
+        "problem": status.problem,
         "release": f"{UNCONFIRMED}: {unconfirmed[lease.lease_id]}" if lease.lease_id in unconfirmed else None,
         "unaccounted": left_machines.get(lease.lease_id),
     }

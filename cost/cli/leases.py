@@ -61,23 +61,30 @@ def open_lease(
     from cost.charges.commitments import TAG, find_commitment
     from cost.money import exact_decimal
     from cost.periods import instant_ns
-    from cost.prices.book import MissingPriceError, PriceBook, pico_per_hour
-    from cost.records import Lease
+    from cost.prices.billing import MissingRuleError, load_rules, rule_for
+    from cost.prices.book import MissingPriceError, PriceBook, PriceError, pico_per_hour
+    from cost.records import Lease, LedgerError
 
     with open_ledger(root, db, write=True, create=True) as ledger:
         from_ns = ledger.now_ns() if since is None else instant_ns(since)
         tags = dict(_name_and_value(text) for text in tag or []) | ({TAG: commitment} if commitment else {})
         bought = find_commitment(ledger, tags[TAG]) if TAG in tags else None
-        try:
-            row = PriceBook.load(pricing).in_force(sku, from_ns, purchase=purchase, region=region or None)
-        except MissingPriceError:
-            if not allow_unpriced and bought is None:
-                raise
-            row = None
         power = None if watts is None else exact_decimal(watts, negative=False)
-        if row is not None:
+        book, rules = PriceBook.load(pricing), load_rules(pricing)
+        try:
+            row = book.in_force(sku, from_ns, purchase=purchase, region=region or None)
             # Raises PriceError if the price does not fit the number of cards or lacks the watts.
             pico_per_hour(row, cards, power or 0)
+            rule_for(rules, row.provider, row.purchase)
+        except (MissingPriceError, MissingRuleError) as error:
+            if not allow_unpriced and bought is None:
+                raise PriceError(f"{error}; or --allow-unpriced opens the lease UNPRICED") from error
+            row = None
+        if row is not None and bought is not None and row.currency != bought.price.currency:
+            raise LedgerError(
+                f"SKU {sku!r} is priced in {row.currency}, and commitment {bought.name} was paid in "
+                f"{bought.price.currency}: one lease has one currency"
+            )
         _check_required_names(ledger, Chargeback(owner, project, tags))
         instance_id = instance or f"{socket.gethostname()}:{machine}"
         lease = Lease(

@@ -108,15 +108,21 @@ def import_aws_spot(
 
 def _write_and_print(snapshots: list, folder: Path, dry_run: bool, as_json: bool) -> None:
     """Write the snapshots unless this is a dry run, and print their rows and what was left out."""
+    from cost.prices.billing import load_rules
     from cost.prices.importers.snapshot import write
+    from cost.prices.lint import without_rule
 
-    summaries = []
+    rules, summaries = load_rules(folder), []
     for found in snapshots:
         snapshot = replace(found, rows=tuple(replace(row, added=now_text()) for row in found.rows))
         file = None if dry_run else write(snapshot, folder)
         state = "dry run" if dry_run else (str(file) if file else "already there")
         summary = {"name": snapshot.name, "source": snapshot.source, "version": snapshot.version}
         summary |= {"sha256": snapshot.sha256, "written": state, "reports": list(snapshot.reports)}
+        summary["reports"] += [
+            f"{finding.message}: leases of this provider are refused until then"
+            for finding in without_rule(snapshot.rows, rules)
+        ]
         summaries.append(summary | {"rows": [row_body(r) for r in snapshot.rows]})
     if as_json:
         print(json.dumps(summaries, indent=1))

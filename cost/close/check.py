@@ -18,7 +18,7 @@ from cost.ledger.machine_states import RUNNING, change_at
 from cost.money import PICO_PER_UNIT, pico_text
 from cost.periods import instant_text
 from cost.prices.billing import BillingRule, total
-from cost.prices.book import PriceBook, PriceError
+from cost.prices.book import PriceBook
 from cost.records import CATEGORIES
 
 SKEW_NS = NS_PER_SECOND
@@ -47,7 +47,7 @@ class _Books:
 def run_checks(
     ledger: Ledger, book: PriceBook, now_ns: int, *, rules: Sequence[BillingRule] | None = None
 ) -> list[CheckFinding]:
-    """Every check, in order of name. Where a price is missing, only `priced` is run: the others need it.
+    """`priced`, then every other check in order of name.
 
     Raises:
         StoreError: the file is damaged.
@@ -55,9 +55,7 @@ def run_checks(
     ledger.check_file()
     rules = billing_rules(book) if rules is None else rules
     other = load_charge_inputs(ledger, book, ledger.leases.find(), now_ns)
-    found = [CheckFinding("priced", *problem) for problem in _unpriced(ledger, book, rules, now_ns, other)]
-    if any("UNPRICED" not in finding.what for finding in found):
-        return found
+    found = [CheckFinding("priced", *problem) for problem in _unpriced(ledger, rules, now_ns, other)]
     books = _Books(ledger, book, rules, now_ns, attribute(ledger, book, now_ns, rules=rules), other)
     for name, check in sorted(CHECKS.items()):
         found += [CheckFinding(name, where, what) for where, what in check(books)]
@@ -65,17 +63,12 @@ def run_checks(
 
 
 def _unpriced(
-    ledger: Ledger, book: PriceBook, rules: Sequence[BillingRule], now_ns: int, other: ChargeInputs
+    ledger: Ledger, rules: Sequence[BillingRule], now_ns: int, other: ChargeInputs
 ) -> Iterator[tuple[str, str]]:
     for state in ledger.leases.find():
         where = f"lease {state.lease.lease_id}"
-        try:
-            segments, _ = charge_lease(state, book, rules, now_ns, other)
-        except PriceError as error:
-            yield where, str(error)
-            continue
-        if not all(segment.price_hash for segment in segments):
-            yield where, f"UNPRICED: SKU {state.lease.sku!r} has no price; python -m cost prices add {state.lease.sku}"
+        if problem := charge_lease(state, rules, now_ns, other).problem:
+            yield where, f"UNPRICED: {problem}"
 
 
 def _conservation(books: _Books) -> Iterator[tuple[str, str]]:
@@ -85,7 +78,7 @@ def _conservation(books: _Books) -> Iterator[tuple[str, str]]:
         if "corrected" not in line.flags and line.category != "tax":
             attributed[line.lease.lease_id] += line.pico
     for state in books.lines.leases:
-        due = total(charge_lease(state, books.book, books.rules, books.now_ns, books.other)[0])
+        due = total(charge_lease(state, books.rules, books.now_ns, books.other).segments)
         found = attributed[state.lease.lease_id]
         if due != found:
             yield f"lease {state.lease.lease_id}", f"charged {pico_text(due)}, attributed {pico_text(found)}"

@@ -52,7 +52,7 @@ def close_month(
         states = ledger.leases.find()
         other = load_charge_inputs(ledger, book, states, now_ns)
         kept = billing_rules(book) if rules is None else rules
-        rows = [row for state in states for row in charge_lease(state, book, kept, now_ns, other)[1].values()]
+        rows = [row for state in states for row in charge_lease(state, kept, now_ns, other).rows.values()]
         ledger.price_archive.add(rows)
         ledger.closed_months.add(period)
         body = {lease_id: f"{pico_text(pico)} {currency}" for lease_id, (pico, currency) in totals.items()}

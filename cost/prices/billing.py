@@ -36,6 +36,10 @@ BILL_ROUNDING = ("none", "line", "day", "total")
 Ended = Literal["user", "provider"]
 
 
+class MissingRuleError(PriceError, LookupError):
+    """There is no billing rule for a provider and purchase option."""
+
+
 @dataclass(frozen=True)
 class BillingRule:
     """One provider's rule. Times are in seconds; `rounding` is how held time becomes whole granules.
@@ -235,12 +239,12 @@ def load_rules(folder: str | Path | None = None) -> tuple[BillingRule, ...]:
 
 
 def rule_for(rules: Sequence[BillingRule], provider: str, purchase: str = "on_demand") -> BillingRule:
-    """The provider's rule for a purchase option. Raises PriceError that lists the providers there are."""
+    """The provider's rule for a purchase option. Raises MissingRuleError that lists the known providers."""
     for rule in rules:
         if rule.provider == provider and (not rule.purchases or purchase in rule.purchases):
             return rule
     known = ", ".join(sorted({r.provider for r in rules}))
-    raise PriceError(
+    raise MissingRuleError(
         f"no billing rule for provider {provider!r} ({purchase}); add one to conf/pricing/billing.yaml; known: {known}"
     )
 

@@ -218,6 +218,19 @@ class PriceBook:
         """The folder as messages name it."""
         return "conf/pricing" if Path(self.folder) == DEFAULT_FOLDER else self.folder
 
+    def with_kept_rows(self, kept: Iterable[PriceRow]) -> PriceBook:
+        """The same book with rows that were in it before and that a ledger has kept.
+
+        A kept row counts only where the book has no row of its series in force at the row's start: a price that has
+        left the book goes on to apply to the leases that it was charged for.
+        """
+        missing = {row.hash: row for row in kept if self._in_force(row) is None}
+        return PriceBook((*self.rows, *missing.values()), self.folder) if missing else self
+
+    def _in_force(self, kept: PriceRow) -> PriceRow | None:
+        rows = sorted((row for row in self._by_sku.get(kept.sku, ()) if row.series == kept.series), key=_start)
+        return in_force(tuple(rows), kept.from_ns)
+
     def skus(self) -> tuple[str, ...]:
         return tuple(sorted(self._by_sku))
 
@@ -282,6 +295,10 @@ class PriceBook:
                 f"add it with: {add_command(sku, purchase)}"
             )
         return row
+
+
+def _start(row: PriceRow) -> int:
+    return row.from_ns
 
 
 def in_force(rows: tuple[PriceRow, ...], at_ns: int) -> PriceRow | None:

@@ -46,7 +46,7 @@ def lint(
     """All findings, in the order of the checks. `rules` None leaves the check for billing rules out."""
     findings = [*_validity(book.rows), *_age(book.rows, today, max_age_days), *_monotone(book.rows)]
     if rules is not None:
-        findings += _without_rule(book.rows, rules)
+        findings += without_rule(book.rows, rules)
     if machine_folder is not None and machine_folder.is_dir():
         findings += _unknown_skus(book, machine_folder, today)
     return findings
@@ -149,7 +149,7 @@ def _family(sku: str) -> str:
     return sku
 
 
-def _without_rule(rows: Iterable[PriceRow], rules: Sequence[BillingRule]) -> list[PriceFinding]:
+def without_rule(rows: Iterable[PriceRow], rules: Sequence[BillingRule]) -> list[PriceFinding]:
     findings = []
     known = {(r.provider, p) for r in rules for p in (r.purchases or ("",))}
     for row in {(r.provider, r.purchase): r for r in rows if r.per in TIME_UNITS}.values():

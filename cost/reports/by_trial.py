@@ -31,14 +31,11 @@ def sweep_report(
     rules: Sequence[BillingRule] | None = None,
     as_of_ns: int | None = None,
 ) -> Report:
-    """One row per trial and per overhead category of a sweep; they sum to the sweep's share of its leases' charges.
-
-    Raises:
-        PriceError: a price or a billing rule that a lease of the sweep had when it was opened is missing.
-    """
+    """One row per trial and per overhead category of a sweep; they sum to the sweep's share of its leases' charges."""
     attribution = attribute(ledger, book, now_ns, sweep_id=sweep_id, rules=rules, as_of_ns=as_of_ns)
     lines = [line for line in attribution.lines if line.sweep_id == sweep_id]
-    return Report(f"sweep {sweep_id}", now_ns, trial_rows(lines, attribution), open_leases(lines, attribution))
+    rows, notes = trial_rows(lines, attribution), problem_notes(attribution)
+    return Report(f"sweep {sweep_id}", now_ns, rows, open_leases(lines, attribution), notes)
 
 
 def trial_costs(
@@ -115,6 +112,16 @@ def open_leases(lines: Iterable[CostLine], attribution: Attribution) -> tuple[st
     """The ids of the leases of some lines that are still open."""
     lease_ids = {line.lease.lease_id for line in lines}
     return tuple(s.lease.lease_id for s in attribution.leases if s.to_ns is None and s.lease.lease_id in lease_ids)
+
+
+def problem_notes(attribution: Attribution, *, simulated: bool = True) -> tuple[str, ...]:
+    """A sentence for each lease that cannot be priced. `simulated`: whether simulated leases count."""
+    hidden = {s.lease.lease_id for s in attribution.leases if s.lease.simulated and not simulated}
+    return tuple(
+        f"Lease {lease_id} is UNPRICED: {problem}"
+        for lease_id, problem in attribution.problems.items()
+        if lease_id not in hidden
+    )
 
 
 def usage_of(line: CostLine, attribution: Attribution) -> Usage | None:

@@ -48,6 +48,8 @@ class LeaseStatus:
     """The cost since `silent_since_ns`, or else since `idle_since_ns`; None if both are None."""
     machine_state: str | None = RUNNING
     """The machine's state (`running`, `stopped` ...) if the lease is open, else None."""
+    problem: str = ""
+    """Why the lease cannot be priced; empty: it is priced."""
 
     @property
     def alert(self) -> str | None:
@@ -77,8 +79,7 @@ def lease_statuses(
 ) -> list[LeaseStatus]:
     """The status of every lease, or of the open ones, in the order of their start.
 
-    Raises:
-        PriceError: a price or a billing rule that a lease had when it was opened is missing.
+    A lease that cannot be priced has a problem instead of amounts.
     """
     rules = billing_rules(book) if rules is None else rules
     in_use, last_end = set(), dict[str, int]()
@@ -97,13 +98,12 @@ def lease_statuses(
         lease_id = state.lease.lease_id
         unused_since_ns = None if lease_id in in_use else last_end.get(lease_id, state.from_ns)
         corrected_pico = corrections.get(lease_id, 0)
-        statuses.append(_lease_status(state, book, rules, now_ns, unused_since_ns, corrected_pico, inputs_at))
+        statuses.append(_lease_status(state, rules, now_ns, unused_since_ns, corrected_pico, inputs_at))
     return statuses
 
 
 def _lease_status(
     state: LeaseState,
-    book: PriceBook,
     rules: Sequence[BillingRule],
     now_ns: int,
     unused_since_ns: int | None,
@@ -120,17 +120,17 @@ def _lease_status(
     inputs = inputs_at(now_ns)
     change = change_at(inputs.state_changes, lease.lease_id, now_ns)
     machine_state = None if not is_open else change.state if change else RUNNING
-    segments, rows = charge_lease(state, book, rules, now_ns, inputs)
-    if not all(segment.price_hash for segment in segments):
-        return LeaseStatus(state, None, None, silent_since_ns, idle_since_ns, None, machine_state)
-    cost = total_with_tax(segments, rows)
+    charge = charge_lease(state, rules, now_ns, inputs)
+    if charge.problem:
+        return LeaseStatus(state, None, None, silent_since_ns, idle_since_ns, None, machine_state, charge.problem)
+    rows, cost = charge.rows, total_with_tax(charge.segments, charge.rows)
     since_ns = silent_since_ns if silent_since_ns is not None else idle_since_ns
     cost_since = None
     if since_ns is not None:
-        earlier = total_with_tax(*charge_lease(state, book, rules, since_ns, inputs_at(since_ns)))
-        cost_since = Money(cost - earlier, lease.currency)
+        earlier = charge_lease(state, rules, since_ns, inputs_at(since_ns))
+        cost_since = Money(cost - total_with_tax(earlier.segments, earlier.rows), lease.currency)
     prices = tuple(row for row in rows.values() if row.per in TIME_UNITS)
-    per_hour = _pico_per_hour(state, book, prices, now_ns, inputs.commitment_usage, rules, machine_state or RUNNING)
+    per_hour = _pico_per_hour(state, inputs, prices, now_ns, rules, machine_state or RUNNING)
     return LeaseStatus(
         state,
         cost=Money(cost + corrected_pico, lease.currency),
@@ -144,17 +144,16 @@ def _lease_status(
 
 def _pico_per_hour(
     state: LeaseState,
-    book: PriceBook,
+    inputs: ChargeInputs,
     prices: tuple[PriceRow, ...],
     now_ns: int,
-    usage: commitments.CommitmentUsage,
     rules: Sequence[BillingRule],
     machine_state: str,
 ) -> Fraction:
     """The present cost of an hour of the machine in 1e-12: its part of a commitment, or its price."""
-    coverage, lease = usage.covered.get(state.lease.lease_id), state.lease
+    coverage, lease = inputs.commitment_usage.covered.get(state.lease.lease_id), state.lease
     if coverage is not None and (now_ns < coverage.commitment.to_ns or not prices):
-        return commitments.drawdown_rate(coverage.commitment, lease, book) * NS_PER_HOUR
+        return commitments.drawdown_rate(coverage.commitment, lease, inputs.book) * NS_PER_HOUR
     row = in_force(prices, now_ns) or prices[-1]
     if machine_state not in rule_for(rules, row.provider, row.purchase).billed_states:
         return Fraction(0)

@@ -36,7 +36,8 @@ def report_table(report: Report) -> str:
         if rounding:
             rows.append(_total_cells("rounding", "", f"{rounding:f} {currency}", columns))
         hours = sum((row.card_hours for row in in_currency), Decimal(0))
-        rows.append(_total_cells("total", f"{hours:.4f}", f"{total:f} {currency}", columns))
+        priced = any(not row.unpriced for row in in_currency)
+        rows.append(_total_cells("total", f"{hours:.4f}", f"{total:f} {currency}" if priced else UNPRICED, columns))
         for name, pico in _costs_by_price_kind(report, currency).items():
             rows.append(_total_cells(name, "", f"{rounded(pico, places[currency]):f} {currency}", columns))
     lines = [f"{report.title}, at {instant_text(report.at_ns)}"]

@@ -50,8 +50,8 @@ from sweeps.driver.summary import (
     print_plan_time,
     print_promotion,
     print_stopped,
+    report_costs,
     resumed_text,
-    write_costs,
 )
 from sweeps.executors import Executor
 from sweeps.forecast.calibration import calibrated, plan_time
@@ -232,8 +232,7 @@ def _finish(
     release_wanted = release.should_release(cfg, end, stop)
     if not release_wanted:
         ledger.leases.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken_back(stop) else end.value)
-    report = context.report()
-    write_costs(context.console, report, context.sweep_dir)
+    report = report_costs(context)
     # The last event: after a driver that is killed before it, the next driver finishes the sweep.
     context.journal.append(DriverEnded(end))
     context.journal.catch_up()
@@ -242,7 +241,7 @@ def _finish(
     code = EXIT_INTERRUPTED if end is DriverEnd.INTERRUPTED else exit_code(record, verdict)
     if end is DriverEnd.DONE and not has_failed_trials(record):
         shutil.rmtree(context.sweep_dir / "ray", ignore_errors=True)
-    if end is not DriverEnd.FAILED:  # otherwise the caller reports the error
+    if end is not DriverEnd.FAILED and report is not None:  # otherwise the caller reports the error
         print_end(context, report, verdict, end, stop, mlflow_complete=undelivered.mlflow_complete)
         print_not_uploaded(context, undelivered.not_uploaded)
     release_machine(context, lease_id, wanted=release_wanted)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cost.ledger.sweep_lock import SweepLockedError
 from cost.money import Money, money_text
+from cost.prices.book import PriceError
 from cost.records import StoreError
 from cost.reports.by_trial import Report, write_csv
 from rl.spec import Stop
@@ -236,6 +237,22 @@ def print_stopped(console: Console, error: StoreError, typed: Sequence[str]) -> 
         ),
         soft_wrap=True,
     )
+
+
+def report_costs(context: DriverContext) -> Report | None:
+    """The sweep's cost report, also as `cost.csv`. None where the ledger's costs cannot be read.
+
+    Nothing that is wrong with prices may keep the journal from being closed and the machine from being released.
+    """
+    try:
+        report = context.report()
+    except PriceError as error:
+        context.warn(
+            f"the costs were not reported: {error}. Afterwards: python -m cost report --sweep {context.record.sweep_id}"
+        )
+        return None
+    write_costs(context.console, report, context.sweep_dir)
+    return report
 
 
 def write_costs(console: Console, report: Report, sweep_dir: Path) -> None:

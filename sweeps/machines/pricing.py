@@ -9,7 +9,7 @@ from math import floor
 
 from cost.clock import SystemClock
 from cost.money import Money, money_text
-from cost.prices.billing import load_rules
+from cost.prices.billing import MissingRuleError, load_rules, rule_for
 from cost.prices.book import MissingPriceError, PriceBook, PriceError, PriceRow, hourly
 from cost.records import FORECAST_LABELS
 from sweeps.config.overrides import CONF_DIR
@@ -45,15 +45,15 @@ class Pricing:
 
 
 def find_price(cfg: SweepConfig) -> Pricing:
-    """The machine's price in force now.
+    """The machine's price in force now, for which there is a billing rule.
 
     Raises:
-        ConfigError: there is none, and the configuration does not permit an unpriced machine.
+        ConfigError: the machine cannot be priced, and the configuration does not permit an unpriced machine.
     """
     machine = cfg.machine
     try:
         book = PriceBook.load(CONF_DIR / "pricing")
-        load_rules(CONF_DIR / "pricing")  # the reports need the billing rules: an error in them is reported now
+        rules = load_rules(CONF_DIR / "pricing")
     except PriceError as error:
         raise ConfigError(f"machine={machine.name}: {error}") from error
     try:
@@ -63,8 +63,9 @@ def find_price(cfg: SweepConfig) -> Pricing:
             purchase=machine.purchase,
             region=machine.region or None,
         )
+        rule_for(rules, row.provider, row.purchase)
         return Pricing(book, row, hourly(row, machine.cards, Decimal(str(machine.watts))))
-    except MissingPriceError as error:
+    except (MissingPriceError, MissingRuleError) as error:
         if cfg.budget.allow_unpriced:
             return Pricing(book, None, None)
         raise ConfigError(f"machine={machine.name}: {error}; or budget.allow_unpriced=true runs it unpriced") from error

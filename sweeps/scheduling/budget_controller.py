@@ -286,6 +286,8 @@ class BudgetController:
         self._check_trial_limits()
         self._give_warnings()
         reached = self._confirmed(decisions.limit_reached)
+        if problem := self._price_lost():
+            self.stop_reason = problem
         if self._paused:
             self._resume_if_there_is_room(reached)
         elif reached:
@@ -492,6 +494,16 @@ class BudgetController:
             return
         found = self._no_room_for(self._need(may_start[0]))
         self._stop_or_pause(f"no trial that is left fits: {found.text if found else UNKNOWN}")
+
+    def _price_lost(self) -> str | None:
+        """Why the spending of this sweep is unknown: its machine had a price, and its lease cannot be priced now.
+
+        An unknown cost is not zero: no limit can be kept with it.
+        """
+        if self._row is None or self._lease is None or not (self._snapshot.limits or self._trial_limit):
+            return None
+        problem = self._snapshot.unpriced.get(self._lease.lease_id)
+        return f"the cost of lease {self._lease.lease_id} is unknown: {problem}" if problem else None
 
     def _stop_or_pause(self, why: str) -> None:
         if self._cfg.budget.at_limit == "stop":

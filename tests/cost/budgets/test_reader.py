@@ -162,7 +162,8 @@ def test_a_lease_without_a_price_is_named_and_in_no_amount(machine, clock, make_
     machine.leases.open(make_lease("L2", sku="unheard-of", price_hash=None))
     clock.advance_seconds(3600)
     snapshot = reader_of(machine, "month").read(machine.now_ns())
-    assert snapshot.unpriced == {"L2": "unheard-of"}
+    assert list(snapshot.unpriced) == ["L2"]
+    assert "SKU 'unheard-of' has no price" in snapshot.unpriced["L2"]
     assert snapshot.spent("month", "USD").pico == PER_HOUR
 
 

@@ -59,3 +59,32 @@ def test_a_lease_without_price_needs_an_option_and_is_shown_as_unpriced(tmp_path
     run("leases", "open", *place, "--machine", "m", "--sku", "nope", "--cards", 8, "--allow-unpriced")
     assert "UNPRICED" in run("leases", "list", *place)
     assert "UNPRICED" in run("check", *place, code=1)
+
+
+def test_a_machine_of_a_provider_without_a_billing_rule_is_refused_when_its_lease_is_opened(tmp_path, pricing):
+    catalogue = tmp_path / "verda_vms.csv"
+    catalogue.write_text(
+        "InstanceType,AcceleratorName,AcceleratorCount,Region,Price\n8H100,H100,8,fin,16.5\n", encoding="utf-8"
+    )
+    text = run("prices", "import", "skypilot", catalogue, "--pricing", pricing, "--valid-from", "2026-01-01")
+    assert "no billing rule for provider verda (on_demand); add one to billing.yaml" in text
+    assert "leases of this provider are refused until then" in text
+    place = ("--root", tmp_path / "runs", "--pricing", pricing)
+    opening = ("leases", "open", *place, "--machine", "rented", "--sku", "verda-8h100", "--cards", 8)
+    assert "no billing rule for provider 'verda' (on_demand)" in run(*opening, code=2)
+    assert json.loads(run("leases", "list", *place, "--json")) == {"leases": []}
+    run(*opening, "--allow-unpriced")
+    assert "UNPRICED" in run("leases", "list", *place)
+
+
+def test_a_lease_that_lost_its_billing_rule_does_not_stop_any_command(tmp_path, pricing):
+    place = ("--root", tmp_path / "runs", "--pricing", pricing)
+    for name in ("one", "two"):
+        opening = ("leases", "open", *place, "--machine", name, "--sku", "box", "--cards", 8, "--from", "2026-01-02")
+        run(*opening)
+    rules = pricing / "billing.yaml"
+    rules.write_text(rules.read_text(encoding="utf-8").replace("provider: cloud", "provider: other"), encoding="utf-8")
+    for command in (("report",), ("report", "--by", "day"), ("leases", "list"), ("budget",)):
+        text = run(*command, *place)
+        assert "no billing rule for provider 'cloud'" in text, command
+        assert "UNPRICED" in text, command

@@ -14,7 +14,7 @@ from cost.charges.attribution import attribute
 from cost.clock import NS_PER_SECOND
 from cost.money import Money, pico_of
 from cost.prices.billing import BillingRule
-from cost.prices.book import MissingPriceError, PriceBook, PriceRow
+from cost.prices.book import PriceBook, PriceRow
 from cost.records import CATEGORIES, Correction, UsageKey
 from cost.reports.by_trial import sweep_report, trial_costs, write_csv
 from cost.reports.csv_json import COLUMNS, as_json, csv_text, write_text
@@ -228,7 +228,7 @@ def test_own_hardware_is_imputed_and_billed_nothing(held, clock):
     assert "imputed" in report.rows[0].flags
 
 
-def test_a_missing_price_is_an_error_and_unpriced_is_never_zero(held, clock):
+def test_a_missing_price_is_named_and_unpriced_is_never_zero(held, clock):
     ledger = held(price_hash=None)
     clock.advance_seconds(HOUR)
     report = sweep_report(ledger, PriceBook(()), "s1", clock.utc, rules=RULES)
@@ -238,8 +238,11 @@ def test_a_missing_price_is_an_error_and_unpriced_is_never_zero(held, clock):
     (cells,) = csv.DictReader(io.StringIO(csv_text(report)))
     assert (cells["cost"], cells["flags"]) == ("UNPRICED", "UNPRICED")
     held("L2", sweeps=("s2",))
-    with pytest.raises(MissingPriceError, match="box"):
-        sweep_report(ledger, PriceBook(()), "s2", clock.utc, rules=RULES)
+    clock.advance_seconds(HOUR)
+    lost = sweep_report(ledger, PriceBook(()), "s2", clock.utc, rules=RULES)
+    assert (lost.unpriced, lost.rows[0].cost) == (True, None)
+    assert "Lease L2 is UNPRICED: no price for SKU 'box'" in lost.notes[0]
+    assert "python -m cost prices add box" in lost.notes[0]
     assert not sweep_report(ledger, PriceBook((row(),)), "s1", clock.utc, rules=RULES).unpriced, "a price added later"
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from cost.money import Money
 from cost.prices.book import PriceBook
 from sweeps.config.build import compose
+from sweeps.config.overrides import CONF_DIR
 from sweeps.config.types import ConfigError
+from sweeps.machines import pricing
 from sweeps.machines.pricing import Pricing, find_price
 
 
@@ -39,3 +44,17 @@ def test_a_machine_without_a_price_is_refused_unless_unpriced_is_allowed() -> No
     with pytest.raises(ConfigError, match=r"machine=cpu: .*abacus.*budget.allow_unpriced=true runs it unpriced"):
         find_price(compose(unknown))
     assert find_price(compose([*unknown, "budget.allow_unpriced=true"])).per_hour is None
+
+
+def test_a_machine_without_a_billing_rule_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(CONF_DIR / "pricing", tmp_path / "pricing")
+    rules = tmp_path / "pricing" / "billing.yaml"
+    text = rules.read_text(encoding="utf-8").replace("{provider: runpod,", "{provider: another,")
+    rules.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(pricing, "CONF_DIR", tmp_path)
+    rented = ["+stage=smoke", "machine.sku=runpod-h100", "machine.provider=runpod", "machine.purchase=on_demand"]
+    with pytest.raises(ConfigError, match=r"no billing rule for provider 'runpod'.*budget.allow_unpriced=true"):
+        find_price(compose([*rented, "machine.watts=0"]))
+    assert find_price(compose([*rented, "machine.watts=0", "budget.allow_unpriced=true"])).per_hour is None

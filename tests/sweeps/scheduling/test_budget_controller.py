@@ -351,3 +351,23 @@ def test_a_resumed_sweep_counts_the_cost_of_its_lease_without_a_driver_and_no_ot
     )
     assert "no trial is started" in (again.budget.refusal(machine_acquired=True) or "")
     assert "0.90 USD spent" in (again.budget.refusal(machine_acquired=True) or "")
+
+
+def test_a_sweep_with_a_limit_stops_where_its_machine_can_no_longer_be_priced(tmp_path, book):
+    """An unknown cost is not zero: with it, no limit could be kept."""
+    sweep = a_paid_sweep(tmp_path, *FOUR, "budget.sweep_limit=100 USD", book=book)
+    rules = tmp_path / "book" / "billing.yaml"
+    heartbeat, at = sweep.budget.heartbeat, sweep.clock.utc + 100 * 10**9
+
+    def heartbeat_without_rules() -> None:
+        if sweep.clock.utc >= at:
+            rules.write_text("rules: []\n")
+        heartbeat()
+
+    sweep.budget.heartbeat = heartbeat_without_rules
+    sweep.run()
+    assert sweep.states == ["COMPLETED", "BUDGET_STOPPED", "PLANNED", "PLANNED"]
+    assert sweep.controller.stopped is not None
+    assert "is unknown: no billing rule for provider 'test'" in sweep.controller.stopped.text
+    report = sweep_report(sweep.ledger, book, sweep.journal.record.sweep_id, sweep.ledger.now_ns())
+    assert report.unpriced
