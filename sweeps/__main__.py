@@ -1,4 +1,7 @@
-"""`python -m sweeps`."""
+"""`python -m sweeps`.
+
+Tested in tests/sweeps/cli/test_main.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Tasks: questions and their split, prompts, scorers and rewards, statistics of evaluations.
 
 Light to import: datasets, reasoning-gym and math-verify are imported by the functions that need them.
+
+Tested in tests/rl/tasks/test_task.py.
 """
 
 from rl.tasks.sampler import PromptSampler

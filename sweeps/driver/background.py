@@ -1,4 +1,7 @@
-"""Services that run beside the trials, in threads: MLflow, checkpoint uploads, preemption notices, the power meter."""
+"""Services that run beside the trials, in threads: MLflow, checkpoint uploads, preemption notices, the power meter.
+
+Tested in tests/sweeps/machines/test_preemption.py and tests/sweeps/storage/test_uploads.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the parts of a running driver are given: configuration, ledger, journal, clock, price and terminal."""
+"""What the parts of a running driver are given: configuration, ledger, journal, clock, price and terminal.
+
+Tested in tests/sweeps/driver/test_budget_run.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Everything that can be wrong is found before a lease is opened. Whatever happens afterwards, the processes are ended,
 the journal and the ledger are closed, and a person reads what to do next.
+
+Tested in tests/sweeps/driver/test_budget_run.py and tests/e2e/test_sweep_command.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The end of a sweep: its gate is judged, its ledger is copied, and the command's exit code is chosen."""
+"""The end of a sweep: its gate is judged, its ledger is copied, and the command's exit code is chosen.
+
+Tested in tests/sweeps/machines/test_acquire.py and tests/e2e/test_sweep_command.py.
+"""
 
 from __future__ import annotations
 

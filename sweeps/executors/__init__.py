@@ -3,7 +3,7 @@
 An executor decides nothing: which attempt is next, which command a trainer receives and what an end means is decided by
 the controller. There are two: Ray Tune for real trials, and one in this process, on a fake clock, for simulated trials.
 
-Tested in tests/sweeps/executors/test_ray_tune.py and tests/sweeps/executors/test_in_process.py.
+Tested in tests/sweeps/executors/test_ray_tune.py and tests/sweeps/driver/test_controller.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The simulated trainer gives the duration of everything. The clock jumps from one message to the next, in the order in
 which they would arrive, with the controller's ticks in between. Nothing waits, forks or runs in parallel.
+
+Tested in tests/sweeps/driver/test_controller.py.
 """
 
 from __future__ import annotations

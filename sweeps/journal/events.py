@@ -6,6 +6,8 @@ nanoseconds), the driver that wrote it, and a JSON body: the fields of the datac
 
 `key` names what an event is about. Writing the same event twice under one key changes nothing; another content under
 the same key is an integrity error. An event without a key of its own can happen any number of times.
+
+Tested in tests/sweeps/journal/test_event_codec.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Trainer messages in a sweep's journal: how one is recorded, and every report of a trial as its readers want it.
 
 A driver writes messages many to an event (`sweeps.journal.events.MessagesReported`), so that writing them costs little.
+
+Tested in tests/sweeps/journal/test_journal.py.
 """
 
 from __future__ import annotations

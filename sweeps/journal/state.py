@@ -1,6 +1,8 @@
 """The state of a sweep and its trials: what the replay of the journal's events gives.
 
 Applies one event after another; reads and writes nothing. `sweeps.journal.journal` keeps the events.
+
+Tested in tests/sweeps/journal/test_journal.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Every report of a trial, read from the journal: for readers that need more than its summary."""
+"""Every report of a trial, read from the journal: for readers that need more than its summary.
+
+Tested in tests/sweeps/journal/test_journal.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Forecasts of a stage as tables of at most 100 columns, and as JSON."""
+"""Forecasts of a stage as tables of at most 100 columns, and as JSON.
+
+Tested in tests/sweeps/cli/test_forecast.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 are due.
 
 Pure functions. `sweeps.scheduling.budget_controller` reads the snapshots and carries the decisions out.
+
+Tested in tests/sweeps/scheduling/test_budget_controller.py.
 """
 
 from __future__ import annotations

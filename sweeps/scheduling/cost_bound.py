@@ -3,6 +3,8 @@ price.
 
 A forecast is a function from a trial to P50 and P90 (`TrialForecast`). `StepTimeForecast` is the one in use; another
 source of forecasts takes its place in `BudgetController(forecast=...)`.
+
+Tested in tests/sweeps/scheduling/test_budget_controller.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 All of them apply, so the tightest one decides. A limit in another currency than the machine's is compared at the
 exchange rate of the day; without a rate, or on a machine without a price, it cannot be applied.
+
+Tested in tests/sweeps/scheduling/test_budget_controller.py.
 """
 
 from __future__ import annotations

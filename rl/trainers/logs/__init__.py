@@ -6,6 +6,8 @@
     >>> [note.text for note in run.notes]           # what is missing, restarted, cut, or 0 by construction
 
 `names` has the table of metric names; docs/curves/names.md is generated from it.
+
+Tested in tests/rl/trainers/logs/test_public_logs.py.
 """
 
 from rl.trainers.logs.names import TRAINERS

@@ -1,4 +1,7 @@
-"""Settings that a log states before its first step: printed configurations, command lines, argument tables."""
+"""Settings that a log states before its first step: printed configurations, command lines, argument tables.
+
+Tested in tests/rl/trainers/logs/test_trl_console.py and tests/rl/trainers/logs/test_verl_console.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The page docs/curves/names.md, from the table of names.
 
 python -m rl.trainers.logs.glossary > docs/curves/names.md
+
+Tested in tests/rl/trainers/logs/test_names.py.
 """
 
 from __future__ import annotations

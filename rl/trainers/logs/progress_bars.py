@@ -1,4 +1,7 @@
-"""Progress bars of tqdm and of notebooks: steps done, steps planned, and the time since the start."""
+"""Progress bars of tqdm and of notebooks: steps done, steps planned, and the time since the start.
+
+Tested in tests/rl/trainers/logs/test_trl_console.py and tests/rl/trainers/logs/test_files.py.
+"""
 
 from __future__ import annotations
 

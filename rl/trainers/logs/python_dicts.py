@@ -1,4 +1,7 @@
-"""Dictionaries on a console: alone in a line, after a progress bar or a prefix, or over many lines."""
+"""Dictionaries on a console: alone in a line, after a progress bar or a prefix, or over many lines.
+
+Tested in tests/rl/trainers/logs/test_trl_console.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The entry for all formats: choose the reader that finds most rows, map its names to our curves, and add notes."""
+"""The entry for all formats: choose the reader that finds most rows, map its names to our curves, and add notes.
+
+Tested in tests/rl/trainers/logs/test_public_logs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a reader of one format returns: rows as they stand in the file, with the trainer's own names."""
+"""What a reader of one format returns: rows as they stand in the file, with the trainer's own names.
+
+Tested in tests/rl/trainers/logs/test_public_logs.py.
+"""
 
 from __future__ import annotations
 

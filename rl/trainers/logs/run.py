@@ -1,6 +1,8 @@
 """What is read from the log of a GRPO run: rows of curves, evaluations, configuration facts, and notes on both.
 
 A value that the log does not have is None. It is never 0.
+
+Tested in tests/rl/trainers/logs/test_public_logs.py.
 """
 
 from __future__ import annotations

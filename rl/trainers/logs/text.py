@@ -1,4 +1,7 @@
-"""The bytes of a log as lines of text, whatever a terminal, a compressor or Ray have made of them."""
+"""The bytes of a log as lines of text, whatever a terminal, a compressor or Ray have made of them.
+
+Tested in tests/rl/trainers/logs/test_any_bytes.py and tests/rl/trainers/logs/test_files.py.
+"""
 
 from __future__ import annotations
 

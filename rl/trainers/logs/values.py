@@ -1,4 +1,7 @@
-"""Numbers and literals as programs print them. What is not exactly a number has no value."""
+"""Numbers and literals as programs print them. What is not exactly a number has no value.
+
+Tested in tests/rl/trainers/logs/test_any_bytes.py and tests/rl/trainers/logs/test_files.py.
+"""
 
 from __future__ import annotations
 

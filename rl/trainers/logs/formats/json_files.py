@@ -1,4 +1,7 @@
-"""JSON: a file of lines, an array of steps, columns by name, transformers' `trainer_state.json`, and notebooks."""
+"""JSON: a file of lines, an array of steps, columns by name, transformers' `trainer_state.json`, and notebooks.
+
+Tested in tests/rl/trainers/logs/test_files.py.
+"""
 
 from __future__ import annotations
 

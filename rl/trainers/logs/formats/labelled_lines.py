@@ -1,4 +1,7 @@
-"""Console logs of other programs: one line for each step, such as `step 3, reward: 0.2, kl: 0.1, loss: 0.01`."""
+"""Console logs of other programs: one line for each step, such as `step 3, reward: 0.2, kl: 0.1, loss: 0.01`.
+
+Tested in tests/rl/trainers/logs/test_other_consoles.py.
+"""
 
 from __future__ import annotations
 

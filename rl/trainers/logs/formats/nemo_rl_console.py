@@ -1,4 +1,7 @@
-"""Console logs of NeMo-RL: a heading for each step, then a list of results and times."""
+"""Console logs of NeMo-RL: a heading for each step, then a list of results and times.
+
+Tested in tests/rl/trainers/logs/test_other_consoles.py.
+"""
 
 from __future__ import annotations
 

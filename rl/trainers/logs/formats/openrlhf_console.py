@@ -1,4 +1,7 @@
-"""Console logs of OpenRLHF: `Global step N: {...}` after every step."""
+"""Console logs of OpenRLHF: `Global step N: {...}` after every step.
+
+Tested in tests/rl/trainers/logs/test_other_consoles.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Console logs of prime-rl: one line for each step of the trainer, and one of the orchestrator."""
+"""Console logs of prime-rl: one line for each step of the trainer, and one of the orchestrator.
+
+Tested in tests/rl/trainers/logs/test_other_consoles.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Console logs of slime: one dictionary for the rollout, its times, and each optimiser update of a step."""
+"""Console logs of slime: one dictionary for the rollout, its times, and each optimiser update of a step.
+
+Tested in tests/rl/trainers/logs/test_other_consoles.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tables with one row for each step: CSV, the table of a notebook as HTML or text, and Markdown."""
+"""Tables with one row for each step: CSV, the table of a notebook as HTML or text, and Markdown.
+
+Tested in tests/rl/trainers/logs/test_files.py.
+"""
 
 from __future__ import annotations
 

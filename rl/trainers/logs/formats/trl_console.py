@@ -1,4 +1,7 @@
-"""Console logs of TRL, or of anything on transformers' Trainer: one Python dictionary for each logged row."""
+"""Console logs of TRL, or of anything on transformers' Trainer: one Python dictionary for each logged row.
+
+Tested in tests/rl/trainers/logs/test_trl_console.py.
+"""
 
 from __future__ import annotations
 

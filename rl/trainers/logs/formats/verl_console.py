@@ -1,4 +1,7 @@
-"""Console logs of verl: `step:1 - actor/entropy:0.4 - ...`, in the spellings of 2024 and of today."""
+"""Console logs of verl: `step:1 - actor/entropy:0.4 - ...`, in the spellings of 2024 and of today.
+
+Tested in tests/rl/trainers/logs/test_verl_console.py.
+"""
 
 from __future__ import annotations
 
