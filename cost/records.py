@@ -53,6 +53,10 @@ class NoLedgerError(StoreError):
     """There is no ledger at this place yet, or nothing in it."""
 
 
+class LedgerRemovedError(StoreError):
+    """The ledger's file was deleted or replaced while it was open."""
+
+
 def no_ledger_message(place: object) -> str:
     """What to say where there is no ledger, or an empty one."""
     return (

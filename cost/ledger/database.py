@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ from sqlalchemy.exc import IntegrityError as DatabaseIntegrityError
 
 from cost.ledger import schema
 from cost.ledger.sqlite_copy import backups_of, check_whole, copy_sqlite
-from cost.records import IntegrityError, LedgerError, NoLedgerError, StoreError, no_ledger_message
+from cost.records import (
+    IntegrityError,
+    LedgerError,
+    LedgerRemovedError,
+    NoLedgerError,
+    StoreError,
+    no_ledger_message,
+)
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for its turn."""
@@ -36,7 +43,7 @@ class Database:
     """
 
     def __init__(self, url: str | Path, *, create: bool, read_only: bool, busy_seconds: float = BUSY_SECONDS) -> None:
-        self.read_only = read_only
+        self.read_only, self._busy_seconds = read_only, busy_seconds
         self.path, self.place = sqlite_path(url), shown_place(url)
         self.turn = threading.RLock()
         """Held by the thread whose write transaction is open."""
@@ -49,6 +56,7 @@ class Database:
             self.engine = _sqlite_engine(self.path, read_only, busy_seconds)
         try:
             self._check_version(create and not read_only)
+            self._file = None if self.path is None else _file_identity(self.path)
         except BaseException:
             self.engine.dispose()
             raise
@@ -116,6 +124,50 @@ class Database:
                 said = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
                 if said != "ok":
                     raise sqlite3.DatabaseError(f"malformed: {said}")
+
+    def check_in_place(self) -> None:
+        """Check that the ledger's path still names the open file: SQLite writes to a deleted file without an error.
+
+        Raises:
+            LedgerRemovedError: the file was deleted, moved or replaced.
+        """
+        if self.path is not None and _file_identity(self.path) != self._file:
+            what = "replaced by another file" if self.path.exists() else "deleted or moved"
+            raise LedgerRemovedError(f"the ledger {self.place} was {what} while it was in use")
+
+    def put_back(self) -> Path:
+        """Write the content of a deleted or replaced file to its path again, or beside the file that is there now.
+
+        The ledger continues in the file that was written. Only the thread that opened the ledger can do this.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        assert self.path is not None
+        target = self.path
+        if target.exists():
+            target = target.with_name(f"{target.stem}.rescued-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.db")
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._translated(), self.engine.connect() as connection:
+                raw: Any = connection.connection.driver_connection
+                with closing(sqlite3.connect(partial)) as writer:
+                    raw.backup(writer)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            self.engine.dispose()
+            if target == self.path:  # a log that is left of the deleted file does not belong to the new one
+                for suffix in ("-wal", "-shm"):
+                    target.with_name(target.name + suffix).unlink(missing_ok=True)
+            os.replace(partial, target)
+            self.path, self.place, self._file = target, str(target), _file_identity(target)
+            self.engine = _sqlite_engine(target, self.read_only, self._busy_seconds)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"{target} cannot be written: {error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        return target
 
     def copy_to(self, target: Path) -> Path:
         """A whole copy as a SQLite file, as of one moment; a server's is read table by table in one transaction.
@@ -275,6 +327,14 @@ def shown_place(url: str | Path) -> str:
 
 def with_psycopg(url: str) -> str:
     return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _check_place(path: Path, create: bool) -> None:

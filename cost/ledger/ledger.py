@@ -112,7 +112,11 @@ class Ledger:
         """Record that a machine is still leased, and that these usages still use its cards.
 
         A closed lease and a usage that has ended stay as they are.
+
+        Raises:
+            LedgerRemovedError: the ledger's file was deleted or replaced.
         """
+        self.check_in_place()
         with self.writer.write():
             now_ns = self.now_ns()
             self.leases.heartbeat(lease_id, now_ns)
@@ -129,6 +133,14 @@ class Ledger:
     def check_file(self) -> None:
         """Check that every page of a SQLite file is readable. Raises StoreError."""
         self.database.check_file()
+
+    def check_in_place(self) -> None:
+        """Check that the ledger's file was not deleted or replaced. Raises LedgerRemovedError."""
+        self.database.check_in_place()
+
+    def put_back(self) -> Path:
+        """Write a deleted ledger to its path again, or beside the file that is there now: `Database.put_back`."""
+        return self.database.put_back()
 
     def copy_to(self, target: Path) -> Path:
         """Copy the ledger, of a file or of a server, into a new SQLite file, as of one moment.

@@ -13,6 +13,11 @@ STREAM = "releases"
 UNCONFIRMED = "RELEASE_UNCONFIRMED"
 
 
+def record_planned(ledger: Ledger, lease_id: str, how: str) -> None:
+    """The last sweep on the machine has ended, and `how` will release the machine. Until then its driver may die."""
+    _note(ledger, "planned", lease_id, f"{how} was planned, and it is unknown whether it was run")
+
+
 def record_requested(ledger: Ledger, lease_id: str, how: str) -> None:
     """`how` is about to be run, to give the machine of this lease back."""
     _note(ledger, "requested", lease_id, f"{how} was run, and its end is not known")
@@ -61,14 +66,15 @@ def unconfirmed_text(lease_id: str, text: str) -> str:
 
 
 def outcome_unknown(ledger: Ledger, lease_id: str) -> bool:
-    """Whether the machine was told to go, and what came of it was not said yet."""
+    """Whether a release was planned or requested, and its outcome is not recorded."""
     kinds = [e.kind for e in _by_time(ledger) if e.body["lease_id"] == lease_id]
-    return kinds[-1:] == ["requested"]
+    return kinds[-1:] in (["planned"], ["requested"])
 
 
 def recorded_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:
-    """Whether anything was said of this machine's release at `at_ns` or after."""
-    return any(e.at_ns >= at_ns and e.body["lease_id"] == lease_id for e in ledger.events.read(STREAM))
+    """Whether a release of this machine was requested, or decided against, at `at_ns` or after."""
+    events = ledger.events.read(STREAM)
+    return any(e.at_ns >= at_ns and e.body["lease_id"] == lease_id and e.kind != "planned" for e in events)
 
 
 def _by_time(ledger: Ledger) -> list[StoredEvent]:

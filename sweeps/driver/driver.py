@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import sleep
 
@@ -19,9 +19,10 @@ from rich.text import Text
 
 from cost.charges.lease_charge import TAKEN_BACK
 from cost.clock import FakeClock, SystemClock
+from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import SweepLockedError
-from cost.records import StoreError
+from cost.records import LedgerRemovedError, StoreError
 from rl.spec import Stop, StopKind
 from sweeps.config.build import canonical
 from sweeps.config.types import ConfigError, SweepConfig
@@ -39,6 +40,7 @@ from sweeps.driver.finish import (
     exit_code,
     has_failed_trials,
     judge_gate,
+    put_back,
     release_machine,
 )
 from sweeps.driver.preconditions import check_can_run
@@ -126,14 +128,17 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                         cfg, typed, console, ledger, journal, clock, pricing, time, usable, keep_lock
                     )
                     if context.record.finished:
+                        if release.is_pending(ledger, context.record):
+                            wanted = release.should_release(cfg, DriverEnd.DONE, None)
+                            release_machine(context, context.record.lease_ids[-1], wanted=wanted)
                         console.print(f"{context.record.sweep_id} is finished; resume=never starts another sweep.")
                         return exit_code(context.record)
                     try:
-                        return _run_sweep(context)
+                        code = _run_sweep(context)
+                        ledger.check_in_place()
+                        return code
                     except StoreError as error:
-                        print_stopped(console, error, typed)
-                        if text := release.still_running_text(cfg, None, pricing.per_hour_text):
-                            context.show(f"Machine:  {text}")
+                        print_stopped(console, put_back(ledger, error), typed)
                         return EXIT_FAILED
         except (StoreError, ConfigError) as error:
             undone = f"\n{acquire.undo_start(cfg, pricing)}" if machine_started else ""
@@ -193,6 +198,7 @@ def _run_sweep(context: DriverContext) -> int:
                     executor = _make_executor(context)
                 with sigterm_stops(controller):  # after Ray has installed its own handler
                     executor.run(controller)
+                ledger.check_in_place()
                 end = _end_by(controller.stopped)
             except KeyboardInterrupt:
                 end = DriverEnd.INTERRUPTED
@@ -200,6 +206,8 @@ def _run_sweep(context: DriverContext) -> int:
             except SweepLockedError:
                 lock_lost = True
                 raise
+            except LedgerRemovedError as error:
+                raise put_back(ledger, error) from error
         if end is DriverEnd.INTERRUPTED:
             reason = f" ({controller.stopped.text})" if controller.stopped and controller.stopped.text else ""
             context.show(f"Stopping{reason}: ending the trials' processes and closing the ledger ...")
@@ -212,7 +220,11 @@ def _run_sweep(context: DriverContext) -> int:
                 services.close(DriverEnd.INTERRUPTED)
                 code = EXIT_FAILED
             else:
-                code = _finish(context, lease_id, services, controller, end)
+                try:
+                    code = _finish(context, lease_id, services, controller, end)
+                except StoreError:
+                    _finish_unwritten(context, lease_id, services, controller, end)
+                    raise
     return code
 
 
@@ -235,8 +247,12 @@ def _finish(
     if not release_wanted:
         ledger.leases.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken_back(stop) else end.value)
     report = report_costs(context)
-    # The last event: after a driver that is killed before it, the next driver finishes the sweep.
-    context.journal.append(DriverEnded(end))
+    # The last event: after a driver that is killed before it, the next driver finishes the sweep. After a driver that
+    # is killed later, the next one completes the release.
+    with context.journal.transaction():
+        context.journal.append(DriverEnded(end))
+        if release_wanted:
+            release_requests.record_planned(ledger, lease_id, str(cfg.machine.down))
     context.journal.catch_up()
     copy_ledger(context)
     undelivered = services.close(end)
@@ -248,6 +264,24 @@ def _finish(
         print_not_uploaded(context, undelivered.not_uploaded)
     release_machine(context, lease_id, wanted=release_wanted)
     return code
+
+
+def _finish_unwritten(
+    context: DriverContext,
+    lease_id: str,
+    services: BackgroundServices,
+    controller: SweepController | None,
+    end: DriverEnd,
+) -> None:
+    """The ledger cannot be written: release the machine all the same, and stop the services.
+
+    Open usages and the open lease are closed by the next driver, at the last heartbeat.
+    """
+    with suppress(StoreError):
+        services.stop_watching()
+    wanted = release.should_release(context.cfg, end, controller.stopped if controller else None)
+    release_machine(context, lease_id, wanted=wanted)
+    services.close(DriverEnd.INTERRUPTED)
 
 
 def _over_budget(context: DriverContext, budget: BudgetController) -> bool:

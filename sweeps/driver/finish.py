@@ -5,12 +5,15 @@ Tested in tests/sweeps/machines/test_acquire.py and tests/e2e/test_sweep_command
 
 from __future__ import annotations
 
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from cost.copies.s3 import BucketError
 from cost.copies.s3_snapshot import upload_snapshot
+from cost.ledger.ledger import Ledger
 from cost.ledger.sqlite_copy import daily_backup
-from cost.records import StoreError
+from cost.records import LedgerRemovedError, StoreError
 from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.context import DriverContext
 from sweeps.journal.events import DriverEnd, GateVerdict, WarningIssued
@@ -28,6 +31,24 @@ def judge_gate(context: DriverContext) -> GateVerdict:
     verdict = metric_gate(context.record, context.cfg.stage.steps, context.cfg.gate)
     context.journal.append(verdict)
     return verdict
+
+
+def put_back(ledger: Ledger, error: StoreError) -> StoreError:
+    """Restore a ledger that was deleted while the sweep ran; the error, with where its content is now.
+
+    Other errors are returned as they are, as is one that says so already.
+    """
+    if not isinstance(error, LedgerRemovedError) or error.__cause__ is not None:
+        return error
+    before = ledger.place
+    try:
+        path = ledger.put_back()
+    except StoreError as failure:
+        return LedgerRemovedError(f"{error}, and could not be written back: {failure}")
+    if str(path) == before:
+        return LedgerRemovedError(f"{error}. Everything that was recorded was written back to {path}")
+    restore = shlex.join(["python", "-m", "cost", "restore", str(path), "--root", str(path.parent)])
+    return LedgerRemovedError(f"{error}. Everything that was recorded is in {path}; to use it: {restore}")
 
 
 def copy_ledger(context: DriverContext) -> None:
@@ -68,8 +89,9 @@ def release_machine(context: DriverContext, lease_id: str, *, wanted: bool) -> N
             before_stop=lambda: write_snapshot(context),
             per_hour=per_hour,
         )
-        if ledger.leases.get(lease_id).to_ns is None:
-            context.journal.append(WarningIssued(text))
+        with suppress(StoreError):  # a ledger that cannot be written does not hide the outcome of the release
+            if ledger.leases.get(lease_id).to_ns is None:
+                context.journal.append(WarningIssued(text))
         write_snapshot(context)
     else:
         text = release.still_running_text(cfg, ledger.leases.get(lease_id), per_hour)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sweeps.config.diff import changed_keys
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.journal.events import RetryPlanned, SweepPlanned
 from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep_ids
+from sweeps.machines import lease, release
 from sweeps.planning.plan import Plan
 from sweeps.storage.checkpoint_restore import restore_checkpoints
 
@@ -80,7 +81,7 @@ def sweep_to_resume(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]
         ConfigError: `resume` names a sweep that does not exist or has another plan; no trial has failed; or another
             driver runs the sweep.
     """
-    selected = _select(cfg, plan, earlier)
+    selected = _select(cfg, plan, earlier, _release_pending(cfg, earlier))
     if selected is None or selected.finished:
         return selected
     try:
@@ -132,12 +133,22 @@ def _already_driven(cfg: SweepConfig, error: SweepLockedError) -> ConfigError:
     )
 
 
-def _select(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]) -> SweepRecord | None:
+def _release_pending(cfg: SweepConfig, earlier: Sequence[SweepRecord]) -> set[str]:
+    """The sweeps that have ended and whose machine a killed driver did not release any more."""
+    if not lease.is_real_machine(cfg) or not earlier:
+        return set()
+    with Ledger.open(cfg.database, create=False, read_only=True) as ledger:
+        return {record.sweep_id for record in earlier if release.is_pending(ledger, record)}
+
+
+def _select(
+    cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord], to_release: Collection[str]
+) -> SweepRecord | None:
     same_plan = [record for record in earlier if record.plan_digest == plan.digest]
     if cfg.resume == "never":
         return None
     if cfg.resume == "auto":
-        return next((record for record in reversed(same_plan) if not record.finished), None)
+        return next((r for r in reversed(same_plan) if not r.finished or r.sweep_id in to_release), None)
     if cfg.resume == "failed":
         if not same_plan:
             raise ConfigError(f"resume=failed: no sweep of this plan was ever started in {cfg.paths.root}")

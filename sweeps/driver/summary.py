@@ -232,8 +232,8 @@ def print_stopped(console: Console, error: StoreError, typed: Sequence[str]) -> 
         return
     console.print(
         Text(
-            "The trials' processes were ended. Everything that was written is kept, and the machine's lease stays open "
-            f"until the sweep is finished. When the problem is solved, continue with:  {again}"
+            "The trials' processes were ended. Everything that was recorded is kept. When the problem is solved, "
+            f"continue with:  {again}"
         ),
         soft_wrap=True,
     )

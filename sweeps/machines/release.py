@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from cost.charges.lease_charge import TAKEN_BACK
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
-from cost.records import IntegrityError, LeaseState
+from cost.records import IntegrityError, LeaseState, StoreError
 from cost.reports.unaccounted import LEFT
 from rl.spec import Stop, StopKind
 from sweeps.config.types import MachineConfig, SweepConfig
 from sweeps.journal.events import DriverEnd
+from sweeps.journal.journal import SweepRecord
 from sweeps.machines import lease, provider
 from sweeps.machines.provider import ReleaseOutcome
 
@@ -47,6 +48,9 @@ def release(
 ) -> str:
     """Release the machine if no data is lost with it and no other sweep uses it; a sentence on the outcome.
 
+    A ledger that can be read and not written, as on a full disk, does not keep the machine: the sentence says what to
+    record later.
+
     Args:
         unsaved: the sweep's files that exist on this machine only.
         before_stop: called after the request is in the ledger and before the machine stops, which may end this process.
@@ -61,31 +65,56 @@ def release(
         return f"{machine.name} was not released and {costs}: {', '.join(others)} uses it."
     if unsaved and not machine.down_unsaved and not (machine.down and machine.down.keeps_disk):
         why = f"{len(unsaved)} files or checkpoints exist on it only, such as {unsaved[0]}"
-        release_requests.record_kept(ledger, lease_id, why)
+        _write(lambda: release_requests.record_kept(ledger, lease_id, why))
         return (
             f"{machine.name} was NOT released and {costs}: {why}. Copy them and release the machine by hand, or use "
             "storage=s3. machine.down_unsaved=true releases it anyway."
         )
-    release_requests.record_requested(ledger, lease_id, str(machine.down))
+    _write(lambda: release_requests.record_requested(ledger, lease_id, str(machine.down)))
     before_stop()
     try:
         outcome = stop_machine(machine, state.lease.resource_id)
     except Exception as error:  # whatever the provider's client raises: the machine may still be running
         outcome = ReleaseOutcome(False, f"{type(error).__name__}: {provider.first_line(str(error))}")
     why = outcome.text
+    by_hand = f"python -m cost leases close {lease_id} --released"
     if outcome.confirmed:
-        ledger.usages.close_dead()
         try:
+            ledger.usages.close_dead()
             ledger.leases.close(lease_id, "released", released=True)
             return f"{machine.name} was released: {why}."
         except IntegrityError as error:  # a sweep has attached in the meantime
             why = f"{why}, but {error}"
-    release_requests.record_failed(ledger, lease_id, why)
+        except StoreError:
+            pass
+    recorded = _write(lambda: release_requests.record_failed(ledger, lease_id, why))
+    if outcome.confirmed and not recorded:
+        return (
+            f"{machine.name} was released: {outcome.text}. The ledger has no record of it, since it cannot be written "
+            f"now; record it later with: {by_hand}"
+        )
     return (
         f"{release_requests.UNCONFIRMED}: the release of {machine.name} was requested and is not confirmed: {why}. Its "
-        f"lease stays open and {costs}. Check at {machine.provider}, and once the machine is gone: "
-        f"python -m cost leases close {lease_id} --released"
+        f"lease stays open and {costs}. Check at {machine.provider}, and once the machine is gone: {by_hand}"
     )
+
+
+def is_pending(ledger: Ledger, record: SweepRecord) -> bool:
+    """Whether a driver of this sweep died between the end of the sweep and the outcome of the machine's release."""
+    if record.ended is None or not record.lease_ids:
+        return False
+    state = ledger.leases.get(record.lease_ids[-1])
+    attached = state.to_ns is None and record.sweep_id in state.sweeps
+    return attached and release_requests.outcome_unknown(ledger, state.lease.lease_id)
+
+
+def _write(write: Callable[[], None]) -> bool:
+    """Write to the ledger if that is possible, and return whether it was: the sentence for a person has the same."""
+    try:
+        write()
+    except StoreError:
+        return False
+    return True
 
 
 def still_running_text(cfg: SweepConfig, state: LeaseState | None, per_hour: str) -> str:
