@@ -42,3 +42,17 @@ def is_prepared(model: ModelSpec, task: TaskSpec, cache_dir: Path) -> bool:
     if model.kind == "tiny":
         return (cache_dir / tiny.folder_name(task)).is_dir()
     return bool(model.path) and Path(model.path).expanduser().is_dir()
+
+
+def describe(model: ModelSpec, task: TaskSpec, cache_dir: Path) -> Path | None:
+    """A folder with the configuration and the tokenizer of `model`, perhaps without weights; makes no model.
+
+    None: the model is made by `prepare` and is not in the cache yet.
+
+    Raises:
+        ConfigurationError: a missing path, or a hub id that cannot be downloaded.
+    """
+    if model.kind == "hf":
+        return hub.describe(model)
+    folder = smollm2.folder(cache_dir) if model.kind == "smollm2_135m" else cache_dir / tiny.folder_name(task)
+    return folder if folder.is_dir() else None

@@ -42,24 +42,31 @@ class VllmEngine:
         self._eos_ids = policy.eos_ids
         self._version = version
         threads = torch.get_num_threads()
-        with tempfile.TemporaryDirectory(prefix="vllm-model-") as folder:
-            _export(policy, Path(folder))
-            self._llm: Any = vllm.LLM(
-                model=folder,
-                skip_tokenizer_init=True,
-                dtype="bfloat16" if policy.autocast else "float32",
-                max_model_len=spec.max_prompt_tokens + spec.max_completion_tokens,
-                max_num_seqs=spec.max_batch_completions,
-                gpu_memory_utilization=spec.gpu_memory_utilization,
-                # CUDA graphs save time on a card only.
-                enforce_eager=policy.device.type == "cpu",
-                enable_prefix_caching=True,
-                # Log-probabilities at the sampling temperature, not those of the model's raw logits.
-                logprobs_mode="processed_logprobs",
-                generation_config="vllm",
-                disable_log_stats=True,
-                seed=0,
-            )
+        try:
+            with tempfile.TemporaryDirectory(prefix="vllm-model-") as folder:
+                _export(policy, Path(folder))
+                self._llm: Any = vllm.LLM(
+                    model=folder,
+                    skip_tokenizer_init=True,
+                    dtype="bfloat16" if policy.autocast else "float32",
+                    max_model_len=spec.max_prompt_tokens + spec.max_completion_tokens,
+                    max_num_seqs=spec.max_batch_completions,
+                    gpu_memory_utilization=spec.gpu_memory_utilization,
+                    # CUDA graphs save time on a card only.
+                    enforce_eager=policy.device.type == "cpu",
+                    enable_prefix_caching=True,
+                    # Log-probabilities at the sampling temperature, not those of the model's raw logits.
+                    logprobs_mode="processed_logprobs",
+                    generation_config="vllm",
+                    disable_log_stats=True,
+                    seed=0,
+                )
+        except ValueError as error:  # limits, memory and head sizes that vllm cannot serve
+            raise ConfigurationError(
+                f"rollout.engine=vllm refuses this model or these limits (rollout.max_prompt_tokens="
+                f"{spec.max_prompt_tokens}, rollout.max_completion_tokens={spec.max_completion_tokens}, "
+                f"rollout.gpu_memory_utilization={spec.gpu_memory_utilization}): {error}"
+            ) from error
         torch.set_num_threads(threads)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl.spec import ConfigurationError
 from rl.tasks.task import Question
 
 
@@ -13,10 +14,27 @@ def encode_prompt(question: Question, tokenizer: Any, chat_template: bool) -> li
     With `chat_template`, the messages go through the tokenizer's chat template, with its generation prompt. The
     template writes the special tokens itself. Otherwise the messages are plain text, encoded with the tokenizer's
     special tokens. The length is not checked here; the caller compares it with `rollout.max_prompt_tokens`.
+
+    Raises:
+        ConfigurationError: the tokenizer has no chat template, or its template refuses the messages.
     """
     if not chat_template:
         return list(tokenizer(question.prompt)["input_ids"])
-    text = tokenizer.apply_chat_template(
-        [dict(m) for m in question.messages], tokenize=False, add_generation_prompt=True
-    )
+    if not tokenizer.chat_template:
+        raise ConfigurationError(
+            "model.chat_template=true, and the tokenizer has no chat template: set model.chat_template=false for "
+            "prompts of plain text, or add a chat template to the tokenizer"
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(m) for m in question.messages], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # a template is a program: it raises what its author chose
+        roles = ", ".join(m["role"] for m in question.messages)
+        system = any(m["role"] == "system" for m in question.messages)
+        remedy = "set 'task.system_prompt=\"\"', or " if system else ""
+        raise ConfigurationError(
+            f"the chat template of the tokenizer refuses the messages of a question (roles: {roles}): {error}. {remedy}"
+            "set model.chat_template=false for prompts of plain text"
+        ) from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -35,7 +35,7 @@ EXAMPLES = (
     "+stage=smoke machine=rtx4090 model=hf model.path=Qwen/Qwen3-0.6B task=gsm8k",
     "+stage=smoke search=random search.trials=8 'search.space.algorithm.lr={low:1e-6,high:1e-4,log:true}'",
     "+stage=single machine=rtx4090 model=hf model.path=Qwen/Qwen3-0.6B task=gsm8k",
-    "+stage=multi machine=p5 machine.purchase=spot 'budget.sweep_limit=200 USD' dry_run=true",
+    "+stage=multi search.cards_per_trial=1 machine=p5 machine.purchase=spot dry_run=true",
 )
 
 

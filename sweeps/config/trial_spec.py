@@ -14,6 +14,7 @@ from typing import Any
 
 from rl.codec import to_json
 from rl.spec import TrialSpec
+from sweeps.config.identity import SECTIONS, VERSION, content_of, without_defaults
 from sweeps.config.types import SweepConfig
 
 _WITHOUT_EFFECT_ON_RESULT = ("trial_id", "attempt", "cards", "checkpoint_dir", "cache_dir")
@@ -54,11 +55,16 @@ def spec_of(
     )
 
 
-def result_identity(spec: TrialSpec, *, adaptive_lr: bool) -> Mapping[str, Any]:
+def result_identity(
+    spec: TrialSpec, *, adaptive_lr: bool, content: Mapping[str, str] | None = None
+) -> Mapping[str, Any]:
     """Everything in a specification that can change the trial's result. Storage, machine and micro-batch cannot.
+
+    Settings at their defaults are left out (`sweeps.config.identity`).
 
     Args:
         adaptive_lr: the `clip_frac` rule changes the learning rate while the trial runs.
+        content: `SweepConfig.content`, of which the hashes of the trial's own questions and model are part.
     """
     body = to_json(spec)
     for key in _WITHOUT_EFFECT_ON_RESULT:
@@ -67,4 +73,7 @@ def result_identity(spec: TrialSpec, *, adaptive_lr: bool) -> Mapping[str, Any]:
         body["trainer"].pop(key)
     if body["trainer"]["name"] != "simulated":
         body["trainer"].pop("simulated")
-    return {**body, "adaptive_lr": adaptive_lr}
+    body["content"] = content_of({**body, "content": content})
+    for section in SECTIONS:
+        body[section] = without_defaults(section, body[section])
+    return {**body, "adaptive_lr": adaptive_lr, "version": VERSION}

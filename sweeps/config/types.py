@@ -284,6 +284,9 @@ class SweepConfig:
     resume: str
     """auto: resume an unfinished sweep of the same plan. never: start a new sweep. failed: run the failed trials of the
     newest sweep of the same plan again. Otherwise the name of the sweep to resume."""
+    content: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the questions and of the model's files, by the key that names them. Not typed: the driver reads them
+    (`sweeps.planning.trial_check`). Empty for simulated trials."""
 
     @property
     def simulated(self) -> bool:

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
@@ -44,7 +45,14 @@ from sweeps.driver.finish import (
     release_machine,
 )
 from sweeps.driver.preconditions import check_can_run
-from sweeps.driver.resume import earlier_sweeps, fetch_checkpoints, locked_sweep, simulated_until, sweep_to_resume
+from sweeps.driver.resume import (
+    changed_content,
+    earlier_sweeps,
+    fetch_checkpoints,
+    locked_sweep,
+    simulated_until,
+    sweep_to_resume,
+)
 from sweeps.driver.signals import signals_ignored, sigterm_interrupts, sigterm_stops
 from sweeps.driver.summary import (
     print_budget,
@@ -59,6 +67,7 @@ from sweeps.driver.summary import (
 )
 from sweeps.executors import Executor
 from sweeps.forecast.calibration import calibrated, plan_time
+from sweeps.forecast.step_time import from_data_sheet, measured
 from sweeps.journal.events import AttemptOutcome, DriverEnd, DriverEnded, DriverStarted
 from sweeps.journal.journal import SweepRecord
 from sweeps.journal.lost_attempts import end_lost_attempts, end_lost_attempts_of_all
@@ -66,6 +75,7 @@ from sweeps.machines import acquire, lease, release
 from sweeps.machines.cards import lock_cards, ray_address
 from sweeps.machines.pricing import find_price, forecast_labels
 from sweeps.planning.plan import Plan, make_plan
+from sweeps.planning.trial_check import read_inputs, trial_problems
 from sweeps.protocol.promotion import promotion
 from sweeps.report.console import make_console
 from sweeps.report.live_view import LiveView
@@ -86,15 +96,25 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         ConfigError: found before anything was started, written or billed.
     """
     console = make_console()
+    inputs = read_inputs(cfg)
+    cfg = replace(cfg, content=inputs.content)
     plan = make_plan(cfg)
     pricing = find_price(cfg)
     records = earlier_sweeps(cfg)
-    time = plan_time(records, cfg, plan, console.print)
+    problems = trial_problems(cfg, plan, inputs)
+    # A trial that cannot be built cannot be timed on this machine.
+    time = (
+        (measured(records, cfg) or from_data_sheet(cfg)) if problems else plan_time(records, cfg, plan, console.print)
+    )
     print_plan(console, cfg, plan, pricing, time)
     step_up = promotion(records, cfg)
     print_promotion(console, step_up)
     check_limits(cfg, pricing)
     selected = sweep_to_resume(cfg, plan, records)
+    if selected is None and cfg.resume == "auto" and (text := changed_content(cfg, records)):
+        console.print(Text(text, style="yellow"), soft_wrap=True)
+    if problems:
+        raise ConfigError("\n".join(problems))
     if cfg.dry_run:
         if selected and not selected.finished:
             console.print(f"{selected.sweep_id} is not finished: a run resumes it, {selected.left} trials are left.")
@@ -104,7 +124,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         # The cards are locked before anything slow is done. Those of a machine that is not started yet cannot be.
         sweep = f"sweep {_sweep_name(cfg, plan, selected)}"
         cards = None if cfg.machine.up else stack.enter_context(_cards(cfg, sweep))
-        check_can_run(cfg, console, pricing.per_hour_text)
+        check_can_run(cfg, plan, console, pricing.per_hour_text)
         if step_up.problem:
             return EXIT_GATE
         # The model may be on this host only now.

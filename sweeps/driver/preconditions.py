@@ -16,23 +16,22 @@ from sweeps.config.axes import recipes
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.machines.cards import ray_address
 from sweeps.machines.release import rent_hint
+from sweeps.planning.plan import Plan
+from sweeps.planning.trial_check import read_inputs, trial_problems
 from sweeps.storage.sweep_bucket import check_bucket
 
 
-def check_can_run(cfg: SweepConfig, console: Console, per_hour: str = "UNPRICED") -> None:
-    """
+def check_can_run(cfg: SweepConfig, plan: Plan, console: Console, per_hour: str = "UNPRICED") -> None:
+    """Check what this host and its services must offer, and make or download the models.
+
+    `sweeps.planning.trial_check` has checked the rest already, except for models that did not exist yet.
+
     Args:
         per_hour: what the machine costs, for a person who has to rent it.
 
     Raises:
         ConfigError: what is wrong, where, and what would be right.
     """
-    if cfg.search.cards_per_trial > 1 and cfg.trainer.name == "native":
-        raise ConfigError(
-            f"stage {cfg.stage.name} gives each trial {cfg.search.cards_per_trial} cards, and trainer=native uses one. "
-            "Plan and price it with dry_run=true, simulate it with trainer=simulated, or run it on one card with "
-            "search.cards_per_trial=1"
-        )
     _check_writable(Path(cfg.paths.root))
     try:
         check_bucket(cfg.storage)
@@ -42,15 +41,17 @@ def check_can_run(cfg: SweepConfig, console: Console, per_hour: str = "UNPRICED"
         return
     if cfg.machine.device == "cuda" and not cfg.machine.up:
         _check_cuda_devices(cfg, per_hour)
-    from rl.models import prepare
-    from rl.tasks import load_task
+    from rl.models import describe, prepare
 
+    cache, made = Path(cfg.paths.cache), False
     try:
         for at in recipes(cfg):
-            load_task(at.task)
-            prepare(at.model, at.task, Path(cfg.paths.cache), lambda line: console.print(f"  model: {line}"))
+            made = made or describe(at.model, at.task, cache) is None
+            prepare(at.model, at.task, cache, lambda line: console.print(f"  model: {line}"))
     except ConfigurationError as error:
         raise ConfigError(str(error)) from error
+    if made and (problems := trial_problems(cfg, plan, read_inputs(cfg))):
+        raise ConfigError("\n".join(problems))
 
 
 def _check_cuda_devices(cfg: SweepConfig, per_hour: str) -> None:

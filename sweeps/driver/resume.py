@@ -15,6 +15,7 @@ from cost.ledger.sweep_lock import LOCK, SweepLockedError, lock_owner, sweep_loc
 from cost.records import NoLedgerError, StoreError
 from sweeps.config.build import canonical
 from sweeps.config.diff import changed_keys
+from sweeps.config.identity import with_defaults
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.journal.events import RetryPlanned, SweepPlanned
 from sweeps.journal.journal import Journal, SweepRecord, TrialState, load, sweep_ids
@@ -91,6 +92,24 @@ def sweep_to_resume(cfg: SweepConfig, plan: Plan, earlier: Sequence[SweepRecord]
     if owner is not None:  # checked here, before a machine is started and before the other driver's cards are requested
         raise _already_driven(cfg, SweepLockedError(selected.sweep_id, owner))
     return selected
+
+
+def changed_content(cfg: SweepConfig, earlier: Sequence[SweepRecord]) -> str:
+    """A sentence where an unfinished sweep differs in the content of its files only; else empty.
+
+    Such a sweep is not resumed: its remaining trials would train on other questions or weights than those before.
+    """
+    config = canonical(cfg)
+    for record in reversed(earlier):
+        if record.finished or record.stage != cfg.stage.name or record.machine != cfg.machine.name:
+            continue
+        changes = changed_keys(with_defaults(record.config), config)
+        if changes and all(change.startswith("content.") for change in changes):
+            return (
+                f"{record.sweep_id} is not finished and is not resumed, since its files have changed: "
+                f"{'; '.join(changes)}. A run starts another sweep; restore the files to resume"
+            )
+    return ""
 
 
 @contextmanager
@@ -210,7 +229,7 @@ def _retry_failed_trials(journal: Journal) -> None:
 
 def _plan_difference(cfg: SweepConfig, record: SweepRecord, plan: Plan) -> str:
     new, old = {t.trial_id for t in plan.trials}, set(record.trials)
-    changes = changed_keys(record.config, canonical(cfg))
+    changes = changed_keys(with_defaults(record.config), canonical(cfg))
     shown = [f"  {change}" for change in changes[:MAX_CHANGES_SHOWN]]
     if len(changes) > MAX_CHANGES_SHOWN:
         shown.append(f"  ... and {len(changes) - MAX_CHANGES_SHOWN} more")

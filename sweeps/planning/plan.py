@@ -161,8 +161,8 @@ def _spec(cfg: SweepConfig, trial: PlannedTrial) -> TrialSpec:
 
 
 def _trial_id(cfg: SweepConfig, trial: PlannedTrial) -> str:
-    body = json.dumps(result_identity(_spec(cfg, trial), adaptive_lr=trial.adaptive_lr), sort_keys=True)
-    return hashlib.sha256(body.encode()).hexdigest()[:10]
+    identity = result_identity(_spec(cfg, trial), adaptive_lr=trial.adaptive_lr, content=cfg.content)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _grid_trials(cfg: SweepConfig) -> tuple[tuple[PlannedTrial, ...], int]:

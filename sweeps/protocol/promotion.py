@@ -15,6 +15,7 @@ from typing import Any
 
 from sweeps.config.build import canonical
 from sweeps.config.diff import changed_keys
+from sweeps.config.identity import VERSION, content_of, with_defaults, without_defaults
 from sweeps.config.types import SweepConfig
 from sweeps.journal.journal import SweepRecord, TrialState
 
@@ -28,6 +29,10 @@ _NOT_OF_THE_RECIPE: Mapping[str, frozenset[str]] = {
 }
 """The sections of the recipe, and the keys of each that are not part of it: rate, batch, engine, evaluation."""
 _SHOWN_OF_MACHINE = ("machine.name", "machine.cards", "machine.interconnect:")
+
+
+MOST_CHANGES_SHOWN = 8
+"""Keys that a closed gate names where only another recipe was tried."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,22 @@ def recipe_hash(config: Mapping[str, Any]) -> str:
     Args:
         config: as `sweeps.config.canonical` gives it.
     """
-    recipe = {
-        part: {k: v for k, v in config[part].items() if k not in left_out}
+    body = json.dumps({"version": VERSION, **_recipe(config)}, sort_keys=True)
+    return hashlib.sha256(body.encode()).hexdigest()[:12]
+
+
+def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe without the keys that have their defaults, and the hashes of questions and model files."""
+    recipe: dict[str, Any] = {
+        part: {k: v for k, v in without_defaults(part, config[part]).items() if k not in left_out}
         for part, left_out in _NOT_OF_THE_RECIPE.items()
     }
-    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    return {**recipe, "content": content_of(config)}
+
+
+def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration for `changed_keys`: with the keys that are newer than it, and the content that it uses."""
+    return {**with_defaults(config), "content": content_of(config)}
 
 
 def promotion(records: Sequence[SweepRecord], cfg: SweepConfig) -> Promotion:
@@ -65,16 +81,15 @@ def promotion(records: Sequence[SweepRecord], cfg: SweepConfig) -> Promotion:
         return Promotion(None, (), "")
     config = canonical(cfg)
     recipe, simulated = recipe_hash(config), cfg.simulated
-    same = [
-        (r, tried)
-        for r in records
-        if r.stage == below and (simulated or not r.simulated) and (tried := _config_with(r, recipe)) is not None
-    ]
+    candidates = [r for r in records if r.stage == below and (simulated or not r.simulated)]
+    same = [(r, tried) for r in candidates if (tried := _config_with(r, recipe)) is not None]
     opened = [(r, tried) for r, tried in same if r.gate and r.gate.open]
     if not opened:
-        return Promotion(None, (), "" if cfg.gate.start_anyway else _closed(cfg, below, [r for r, _ in same]))
+        if cfg.gate.start_anyway:
+            return Promotion(None, (), "")
+        return Promotion(None, (), _closed(cfg, below, [r for r, _ in same]) + _other_recipe(candidates, same, config))
     newest, tried = opened[-1]
-    changes = tuple(c for c in changed_keys(tried, config) if _shown(c))
+    changes = tuple(c for c in changed_keys(_comparable(tried), _comparable(config)) if _shown(c))
     token = "read-" + hashlib.sha256("\n".join(changes).encode()).hexdigest()[:6]  # never a number on a command line
     more_cards = _cards(newest.config) != _cards(config)
     if more_cards and cfg.gate.acknowledge != token:
@@ -118,6 +133,19 @@ def _closed(cfg: SweepConfig, below: str, same: Sequence[SweepRecord]) -> str:
         f"python sweep.py +stage={below} with the same model, task and algorithm; or give a reason to skip it: "
         "'gate.start_anyway=\"REASON\"'"
     )
+
+
+def _other_recipe(candidates: Sequence[SweepRecord], same: Sequence[Any], config: Mapping[str, Any]) -> str:
+    """The keys in which the newest sweep of another recipe differs; empty where there is a sweep of this recipe."""
+    if same or not candidates:
+        return ""
+    newest = candidates[-1]
+    parts = (*_NOT_OF_THE_RECIPE, "content")
+    old, new = ({part: _comparable(c)[part] for part in parts} for c in (newest.config, config))
+    left_out = {f"{part}.{key}" for part, keys in _NOT_OF_THE_RECIPE.items() for key in keys}
+    changes = [c for c in changed_keys(old, new) if c.split(": ")[0] not in left_out]
+    shown = "; ".join(changes[:MOST_CHANGES_SHOWN]) + ("; ..." if len(changes) > MOST_CHANGES_SHOWN else "")
+    return f". The recipe of {newest.sweep_id} is another one: {shown}" if changes else ""
 
 
 def _unread(old: int, new: int, token: str) -> str:

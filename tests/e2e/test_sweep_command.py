@@ -103,14 +103,16 @@ def test_a_dry_run_prints_plan_and_cost_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_multi_is_planned_and_priced_but_a_run_is_refused_with_the_remedy(tmp_path):
+def test_multi_is_planned_and_priced_and_a_dry_run_reports_what_a_run_needs(tmp_path):
     planned = sweep(tmp_path, "+stage=multi", "dry_run=true")
-    assert planned.returncode == 0, planned.stderr
-    assert "lambda-h100x8" in planned.stdout
     run = sweep(tmp_path, "+stage=multi")
-    assert run.returncode == 2
-    assert "8 cards" in run.stderr
-    assert "trainer=simulated" in run.stderr
+    for result in (planned, run):
+        assert "lambda-h100x8" in result.stdout
+        assert result.returncode == 2
+        assert "8 cards" in result.stderr
+        assert "trainer=simulated" in result.stderr
+    simulated = sweep(tmp_path, "+stage=multi", "trainer=simulated", "dry_run=true")
+    assert simulated.returncode == 0, simulated.stderr
     assert not list(tmp_path.iterdir())
 
 

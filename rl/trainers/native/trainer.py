@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from rl.phases import PhaseClock
-    from rl.policy import Policy
-    from rl.tasks import Task
     from rl.trainers.native.loop import Components
 
 
@@ -94,6 +92,7 @@ def build_components(
     from rl.tasks.rewards import Scorer
     from rl.trainers.native.learner import Learner
     from rl.trainers.native.loop import Components
+    from rl.trial_inputs import check_context, check_embedding, encode_prompts, read_tokenizer
 
     with clock.phase("startup"):
         device = _device(spec)
@@ -104,8 +103,12 @@ def build_components(
         sampler = PromptSampler(task.train, spec.prompts_per_step, spec.seed)
         scorer = cleanup.enter_context(Scorer(spec.task, task.user_scorer))
         folder = prepare(spec.model, spec.task, Path(spec.cache_dir))
+        read_tokenizer(folder)  # refuses missing or unreadable files before the weights are read
         policy = load_policy(folder, spec.model, spec.trainer, device)
-        prompts = _encode(spec, policy, task)
+        prompts = encode_prompts(spec, policy.tokenizer, task)
+        network: Any = policy.model
+        check_context(spec, prompts, getattr(network.config, "max_position_embeddings", None))
+        check_embedding(len(policy.tokenizer), network.get_input_embeddings().weight.shape[0])
         needs_reference_copy = spec.algorithm.kl_coef > 0 and not spec.model.lora_rank
         learner = Learner(
             policy=policy,
@@ -134,37 +137,6 @@ def build_components(
         engine = create_engine(spec.rollout, policy, state["policy_version"] if state else 0)
         cleanup.callback(engine.close)
     return Components(policy, learner, engine, task, prompts, sampler, scorer, clock), state
-
-
-def _encode(spec: TrialSpec, policy: Policy, task: Task) -> dict[str, tuple[int, ...]]:
-    """Token ids of the prompt of every question, by question id.
-
-    Raises:
-        ConfigurationError: empty or overlong prompts. The message gives their number, and the length of the longest.
-    """
-    from rl.tasks.prompts import encode_prompt
-
-    questions = (*task.train, *task.evaluation)
-    prompts = {q.question_id: tuple(encode_prompt(q, policy.tokenizer, spec.model.chat_template)) for q in questions}
-    lengths = {i: len(ids) for i, ids in prompts.items()}
-    longest, limit = max(lengths.values()), spec.rollout.max_prompt_tokens
-    if longest > limit:
-        over = sum(n > limit for n in lengths.values())
-        raise ConfigurationError(
-            f"{over} of {len(lengths)} prompts are longer than rollout.max_prompt_tokens={limit}; the longest has "
-            f"{longest} tokens. Prompts are never truncated: set rollout.max_prompt_tokens={longest}, or remove the "
-            "long questions"
-        )
-    if min(lengths.values()) < 1:
-        raise ConfigurationError(f"task {spec.task.name!r} has an empty prompt: a prompt needs at least one token")
-    positions = getattr(policy.model.config, "max_position_embeddings", None)
-    if positions is not None and longest + spec.rollout.max_completion_tokens > positions:
-        raise ConfigurationError(
-            f"the longest prompt ({longest} tokens) and rollout.max_completion_tokens="
-            f"{spec.rollout.max_completion_tokens} do not fit the model's {positions} positions; "
-            f"use rollout.max_completion_tokens={positions - longest} or less"
-        )
-    return prompts
 
 
 def _device(spec: TrialSpec) -> torch.device:
