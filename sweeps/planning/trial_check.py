@@ -145,7 +145,11 @@ def _problems_of(cfg: SweepConfig, spec: TrialSpec, inputs: TrialInputs) -> Iter
             Card(machine.name, machine.memory_gib_per_card, machine.device),
             engine=_engine(spec, machine.device),
             prompt_tokens=report.longest_prompt,
-            other_cards=[Card(name, gib, kind) for name, gib, kind in _machines() if name != machine.name],
+            other_cards=[
+                Card(m.name, m.memory_gib, m.device)
+                for m in _machines()
+                if m.name != machine.name and m.cards == machine.cards
+            ],
         )
         if not verdict.fits:
             yield str(verdict)
@@ -158,16 +162,22 @@ def _engine(spec: TrialSpec, device: str) -> str:
     return "vllm" if device == "cuda" and importlib.util.find_spec("vllm") else "transformers"
 
 
+@dataclass(frozen=True)
+class _Machine:
+    name: str
+    cards: int
+    memory_gib: float
+    """Of one card."""
+    device: Any
+
+
 @cache
-def _machines() -> tuple[tuple[str, float, Any], ...]:
-    """Name, memory of a card in GiB, and device of every machine of `conf/machine`."""
+def _machines() -> tuple[_Machine, ...]:
+    """Every machine of `conf/machine`."""
     import yaml
 
-    found = []
-    for name in options("machine"):
-        body = yaml.safe_load((CONF_DIR / f"machine/{name}.yaml").read_text())
-        found.append((name, float(body["memory_gib_per_card"]), body["device"]))
-    return tuple(found)
+    bodies = [yaml.safe_load((CONF_DIR / f"machine/{name}.yaml").read_text()) for name in options("machine")]
+    return tuple(_Machine(b["name"], b["cards"], float(b["memory_gib_per_card"]), b["device"]) for b in bodies)
 
 
 def _temporary_folder(cfg: SweepConfig) -> Iterator[str]:

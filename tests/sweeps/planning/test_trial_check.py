@@ -100,7 +100,7 @@ def test_an_8b_on_a_24_gib_card_is_refused_with_what_would_fit_and_with_every_mi
         run(compose([*typed, f"model.path={folder / '8b'}", "dry_run=true", f"paths.root={folder / 'runs'}"]))
     for words in ("does not fit", "GiB too much", "what fits: ", "machine=", "no tokenizer", "no weights"):
         assert words in str(refused.value)
-    assert "Traceback" not in str(refused.value)
+    assert "x8" not in str(refused.value)  # a machine with more cards has no larger card
 
 
 def test_the_multi_stage_is_refused_in_a_dry_run_as_it_is_in_a_run(folder: Path, capsys):
