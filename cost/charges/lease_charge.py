@@ -188,7 +188,9 @@ def _priced(state: LeaseState, rules: Sequence[BillingRule], now_ns: int, inputs
     resources = inputs.resources.get(lease_id, ())
     for energy in metered.metered_energy(resources, book):
         time_segments = _replace_watts(state.lease, time_segments, rows, energy)
-    resource_segments, resource_rows = metered.resource_segments(resources, periods, book, rules)
+    resource_segments, resource_rows = metered.resource_segments(
+        resources, periods, _end_ns(state, now_ns), book, rules
+    )
     segments = (*_mark_stopped(state.lease, time_segments, rows, periods), *resource_segments)
     return LeaseCharge(segments, {**rows, **resource_rows})
 
@@ -219,8 +221,9 @@ def _replace_watts(
     lease: Lease, segments: Sequence[Segment], rows: Mapping[str, PriceRow], energy: metered.MeteredResource
 ) -> tuple[Segment, ...]:
     """Charge metered energy in place of the lease's watts, spread evenly over the running time of the interval."""
-    pieces = cut_segments(segments, [energy.from_ns, energy.to_ns], pico_per_ns_of(lease, rows))
-    within = [s for s in pieces if energy.from_ns <= s.from_ns and s.to_ns <= energy.to_ns and s.from_ns < s.to_ns]
+    energy_end_ns = energy.from_ns if energy.to_ns is None else energy.to_ns
+    pieces = cut_segments(segments, [energy.from_ns, energy_end_ns], pico_per_ns_of(lease, rows))
+    within = [s for s in pieces if energy.from_ns <= s.from_ns and s.to_ns <= energy_end_ns and s.from_ns < s.to_ns]
     within = [s for s in within if s.category == "machine" and s.price_hash in rows and rows[s.price_hash].per == "kwh"]
     weigh = (lambda s: s.paid_ns) if any(s.paid_ns for s in within) else (lambda s: s.to_ns - s.from_ns)
     total_weight, exact, floored = sum(map(weigh, within)), Fraction(0), 0

@@ -26,7 +26,11 @@ def meter_lease(
     since: Annotated[str | None, typer.Option("--from", help="Start (UTC); default: the start of the lease.")] = None,
     until: Annotated[
         str | None,
-        typer.Option("--to", help="End (UTC); default: the end of the lease, or now; for a fee the same as --from."),
+        typer.Option(
+            "--to",
+            help="End (UTC); default: the end of the lease; on an open lease now, and for a disk no end yet; for a fee "
+            "the same as --from.",
+        ),
     ] = None,
     region: Annotated[str, typer.Option(help="Region, if the price depends on it.")] = "",
     name: Annotated[
@@ -53,6 +57,8 @@ def meter_lease(
         row = PriceBook.load(pricing).in_force(sku, from_ns, region=region or None)
         if row.per == "one_off" and not entered:
             default_to_ns = from_ns
+        elif row.per == "gib_month" and not entered and state.to_ns is None:
+            default_to_ns = None
         resource = MeteredResource(
             name or f"{lease_id}:{sku}:{now_ns:x}",
             *(lease_id, sku, row.purchase, row.region, row.kind),
@@ -65,6 +71,12 @@ def meter_lease(
             add_resource(ledger, resource, row, ledger.closed_months.names())
             ledger.price_archive.add([row])
     typer.echo(resource.name)
+    if resource.to_ns is None:
+        typer.echo(
+            "The disk is charged until the lease ends. If it is deleted before: python -m cost leases meter "
+            f"{lease_id} --sku {sku} --quantity {quantity} --id {resource.name} --to TIME",
+            err=True,
+        )
 
 
 def _check_fits_lease(resource: MeteredResource, row: PriceRow, state: LeaseState, end_ns: int) -> None:
@@ -77,7 +89,7 @@ def _check_fits_lease(resource: MeteredResource, row: PriceRow, state: LeaseStat
         raise LedgerError(
             f"SKU {row.sku!r} is priced in {row.currency}, but lease {lease.lease_id} in {lease.currency}"
         )
-    within_lease = resource.from_ns >= state.from_ns and resource.to_ns <= end_ns
+    within_lease = state.from_ns <= resource.from_ns and (resource.to_ns or end_ns) <= end_ns
     if row.per == "kwh" and not (row.sku == lease.sku and within_lease):
         raise LedgerError(
             f"metered energy must have the SKU of its lease and lie within it: lease {lease.lease_id} has SKU "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
+from datetime import UTC, tzinfo
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from cost.clock import NS_PER_HOUR, NS_PER_SECOND
 from cost.money import PICO_PER_UNIT
-from cost.periods import instant_text, month_of
+from cost.periods import instant_text, period_edges, zone_of
 from cost.prices.book import (
     DEFAULT_FOLDER,
     MissingPriceError,
@@ -28,6 +29,7 @@ from cost.prices.book import (
     pico_per_hour,
     read_yaml,
 )
+from cost.records import LedgerError
 
 ROUNDING = ("up", "down", "nearest")
 SPOT_PRICE_RULES = ("moment", "instance_hour")
@@ -68,6 +70,8 @@ class BillingRule:
     bill_rounding: str = "none"
     bill_quantum: Decimal = Decimal(0)
     note: str = ""
+    timezone: str = "UTC"
+    """The provider's time zone, in which the days of `daily` storage begin."""
 
 
 @dataclass(frozen=True)
@@ -205,28 +209,36 @@ def quantity_pico(row: PriceRow, quantity: Decimal | int) -> int:
 
 
 def storage_pico(from_ns: int, to_ns: int, *, row: PriceRow, gib: Decimal | int, rule: BillingRule) -> int:
-    """What `gib` kept from..to costs at a price per GiB-month, prorated over each UTC calendar month's own length.
+    """What `gib` stored from..to cost at a price per GiB-month, floored to 1e-12. See `exact_storage_pico`."""
+    exact = exact_storage_pico(from_ns, to_ns, row=row, gib=gib, rule=rule)
+    return exact.numerator // exact.denominator
 
-    With storage_rule `daily` every UTC day that the interval touches counts whole; with `none` storage is free.
+
+def exact_storage_pico(from_ns: int, to_ns: int, *, row: PriceRow, gib: Decimal | int, rule: BillingRule) -> Fraction:
+    """What `gib` stored from..to cost at a price per GiB-month, prorated over the length of each calendar month.
+
+    Months are those of UTC. With storage_rule `daily`, every day that the interval touches counts as a whole, and days
+    and months are those of the provider's time zone. With `none` storage is free.
     """
     if row.per != "gib_month":
         raise PriceError(f"SKU {row.sku!r} is priced per {row.per}: storage is priced per gib_month")
     if to_ns < from_ns:
         raise PriceError(f"storage cannot end before it starts: {instant_text(from_ns)} to {instant_text(to_ns)}")
     if rule.storage_rule == "none" or to_ns == from_ns:
-        return 0
+        return Fraction(0)
+    zone: tzinfo = UTC
     if rule.storage_rule == "daily":
-        day = 86_400 * NS_PER_SECOND
-        from_ns, to_ns = from_ns // day * day, -(-to_ns // day) * day
+        zone = zone_of(rule.timezone)
+        days = period_edges(from_ns, to_ns - 1, "day", zone)
+        from_ns, to_ns = days[0], days[-1]
     months = Fraction(0)
     at = from_ns
     while at < to_ns:
-        first, following = month_of(at)
+        first, following = period_edges(at, at, "month", zone)[:2]
         end = min(to_ns, following)
         months += Fraction(end - at, following - first)
         at = end
-    exact = Fraction(row.price) * PICO_PER_UNIT * Fraction(gib) * months
-    return exact.numerator // exact.denominator
+    return Fraction(row.price) * PICO_PER_UNIT * Fraction(gib) * months
 
 
 def load_rules(folder: str | Path | None = None) -> tuple[BillingRule, ...]:
@@ -282,5 +294,9 @@ def _read_rule(raw: Any, where: str) -> BillingRule:
     for name in ("billed_states", "purchases"):
         if name in data:
             data[name] = tuple(str(v) for v in data[name])
+    try:
+        zone_of(data.get("timezone", "UTC"))
+    except LedgerError as error:
+        raise PriceError(f"{where}: timezone: {error}") from None
     data["day_read"] = str(data["day_read"])
     return BillingRule(**data)

@@ -89,7 +89,8 @@ class Disk:
 
     gib: Fraction
     from_ns: int
-    to_ns: int
+    to_ns: int | None
+    """None: until the lease ends."""
     prices: tuple[Price, ...]
 
 
@@ -189,7 +190,7 @@ def _parts(machine: Machine, now_ns: int) -> list[Part]:
         else part
         for part in parts
     ]
-    return parts + [part for disk in machine.disks for part in _disk(machine, disk, states)]
+    return parts + [part for disk in machine.disks for part in _disk(machine, disk, states, end)]
 
 
 def _states(machine: Machine, end: int) -> list[tuple[int, int, str]]:
@@ -297,34 +298,37 @@ def _shares(total: int, weights: Sequence[int]) -> list[int]:
 # Disks
 
 
-def _disk(machine: Machine, disk: Disk, states: Sequence[tuple[int, int, str]]) -> list[Part]:
-    """A disk by each month's own length, at the prices in force; daily: whole days of the provider's zone, once."""
+def _disk(machine: Machine, disk: Disk, states: Sequence[tuple[int, int, str]], end: int) -> list[Part]:
+    """A disk by each month's own length at the prices in force; daily: each day of the provider's zone, once."""
     rule = machine.rule
-    spans = [(disk.from_ns, disk.to_ns)]
-    if rule.storage == "while_running":
-        running = [(a, b) for a, b, state in states if state == "running"]
-        spans = [(max(a, disk.from_ns), min(b, disk.to_ns)) for a, b in running]
+    disk_end = max(end, disk.from_ns) if disk.to_ns is None else disk.to_ns
+    pieces: list[tuple[int, int]] = []
+    if rule.storage == "daily":
+        if disk.from_ns < disk_end:
+            days = _midnights(disk.from_ns, disk_end - 1, rule.zone)
+            pieces = [(max(a, disk.from_ns), b) for a, b in pairwise(days)]
+    else:
+        spans = [(disk.from_ns, disk_end)]
+        if rule.storage == "while_running":
+            running = [(a, b) for a, b, state in states if state == "running"]
+            spans = [(max(a, disk.from_ns), min(b, disk_end)) for a, b in running]
+        for start, stop in spans:
+            if start < stop:
+                months = [m for m in _midnights(start, stop, "UTC") if _local(m, "UTC").day == 1]
+                inner = {m for m in (*months, *(p.from_ns for p in disk.prices)) if start < m < stop}
+                pieces += list(pairwise(sorted({start, stop, *inner})))
     parts = []
-    for start, stop in spans:
-        if start >= stop:
-            continue
-        if rule.storage == "daily":
-            days = _midnights(start, stop - 1, rule.zone)
-            pieces = [(a, b, _price_at(disk.prices, max(a, start))) for a, b in pairwise(days)]
-        else:
-            edges = sorted({start, stop, *(p.from_ns for p in disk.prices if start < p.from_ns < stop)})
-            pieces = [(a, b, _price_at(disk.prices, a)) for a, b in pairwise(edges)]
-        joined: list[list] = []
-        for a, b, price in pieces:
-            if joined and joined[-1][2] == price:
-                joined[-1][1] = b
-            else:
-                joined.append([a, b, price])
-        zone = rule.zone if rule.storage == "daily" else "UTC"
-        for a, b, price in joined:
-            exact = price.amount * 10**12 * disk.gib * _months(a, b, zone)
-            pico = 0 if rule.storage == "none" else exact.__floor__()
-            parts.append(Part(max(a, start), min(b, stop), pico, "storage", price, 0))
+    exact, counted = Fraction(0), 0
+    for a, b in pieces:
+        price = _price_at(disk.prices, a)
+        whole_day = rule.storage == "daily"
+        zone = rule.zone if whole_day else "UTC"
+        start = _midnights(a, a, zone)[0] if whole_day else a
+        months = Fraction(0) if rule.storage == "none" else _months(start, b, zone)
+        exact += price.amount * 10**12 * disk.gib * months
+        # A whole day is due when it begins.
+        parts.append(Part(a, a if whole_day else b, exact.__floor__() - counted, "storage", price, 0))
+        counted = exact.__floor__()
     return parts
 
 

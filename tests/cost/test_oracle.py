@@ -7,12 +7,14 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from cost.charges.metered import MeteredResource, add_resource
 from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
 from cost.ledger.machine_states import StateChange, set_state
@@ -24,10 +26,10 @@ from cost.records import Correction, Lease, UsageKey
 from cost.reports.csv_json import as_json
 from cost.reports.grouped import ReportScope, grouped_report
 from tests.cost import oracle
-from tests.cost.oracle import HOUR, SECOND, Entry, Hold, Machine, Price, Rule, Use
+from tests.cost.oracle import HOUR, SECOND, Disk, Entry, Hold, Machine, Price, Rule, Use
 
-START = 1_761_955_200 * SECOND
-"""2025-11-01T00:00:00Z, a day before clocks change in New York."""
+START = 1_761_350_400 * SECOND
+"""2025-10-25T00:00:00Z: clocks change in Berlin on the next day and in New York on November 2, and a month ends."""
 SPAN = 12 * 24 * HOUR
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Asia/Shanghai", "Australia/Lord_Howe")
 PHASES = ("startup", "rollout", "reward", "logprob", "train", "sync", "evaluation", "checkpoint", "other")
@@ -82,7 +84,10 @@ def test_oracle_ledgers_contain_every_rule_that_the_oracle_knows():
     assert any(machine.taken_back and machine.rule.waiver_s for machine in every)
     categories = {key[3] for seed in range(200) for key in amounts_of(seed)}
     assert categories >= {*PHASES, "recovery", "lost_work", "idle", "startup", "teardown", "unassigned", "stopped"}
-    assert categories >= {"billing_increment", "tax", "credit", "refund"}
+    assert categories >= {"billing_increment", "tax", "credit", "refund", "storage"}
+    with_disk = [machine for machine in every if machine.disks]
+    assert {machine.rule.storage for machine in with_disk} == {"none", "while_running", "while_stopped", "daily"}
+    assert any(disk.to_ns is None and machine.to_ns is None for machine in with_disk for disk in machine.disks)
 
 
 def test_oracle_imports_nothing_of_the_product():
@@ -137,7 +142,16 @@ def random_machine(rng: random.Random, name: str, now_ns: int) -> Machine:
         uses=uses,
         changes=changes,
         entries=entries,
+        disks=tuple(random_disk(rng, from_ns, end) for _ in range(rng.choice([0, 0, 1, 2]))),
     )
+
+
+def random_disk(rng: random.Random, from_ns: int, end: int) -> Disk:
+    """Some GiB from a moment of the lease on, until the lease ends or until an earlier moment."""
+    start = rng.randrange(from_ns, end)
+    stop = None if rng.random() < 0.5 else rng.randrange(start + 1, end + 1)
+    prices = tuple(replace(price, per_card=False) for price in random_prices(rng))
+    return Disk(Fraction(rng.randrange(1, 5000), 4), start, stop, prices)
 
 
 def random_rule(rng: random.Random) -> Rule:
@@ -151,6 +165,8 @@ def random_rule(rng: random.Random) -> Rule:
         hourly_price=rng.random() < 0.3,
         waiver_s=rng.choice([0, 3600]),
         least=rng.choice([Fraction(0), Fraction(1, 100), Fraction(40)]),
+        storage=rng.choice(["none", "while_running", "while_stopped", "daily"]),
+        zone=rng.choice(ZONES),
     )
 
 
@@ -280,7 +296,8 @@ def record(
     machines: list[Machine], ledger: Ledger, clock: FakeClock, now_ns: int
 ) -> tuple[PriceBook, list[BillingRule]]:
     """Write the machines into a ledger as drivers would, in the order of time; also their prices and rules."""
-    book = PriceBook(tuple(row for machine in machines for row in price_rows(machine)), folder=str(Path(ledger.place)))
+    rows = [row for machine in machines for row in (*price_rows(machine), *disk_rows(machine))]
+    book = PriceBook(tuple(rows), folder=str(Path(ledger.place)))
     rules = [billing_rule(machine) for machine in machines]
     actions: list[tuple[int, int, Callable[[], object]]] = []
 
@@ -305,6 +322,12 @@ def record(
                 at(hold.to_ns, ledger.leases.detach, machine.name, hold.sweep, "done")
         if machine.to_ns is not None:
             at(machine.to_ns, ledger.leases.close, machine.name, "taken_back" if machine.taken_back else "done")
+        for number, disk in enumerate(machine.disks):
+            name, quantity = f"{machine.name}-disk-{number}", Decimal(disk.gib.numerator) / disk.gib.denominator
+            kind = (lease_of(machine).purchase, "", "list")
+            resource = MeteredResource(name, machine.name, name, *kind, quantity, disk.from_ns, disk.to_ns)
+            row = next(row for row in rows if row.sku == name)
+            at(now_ns, add_resource, ledger, resource, row, ())
         for number, entry in enumerate(machine.entries):
             correction = Correction(
                 f"{machine.name}-{number}",
@@ -337,13 +360,26 @@ def lease_of(machine: Machine) -> Lease:
 
 
 def price_rows(machine: Machine) -> list[PriceRow]:
+    per = "card_hour" if machine.prices[0].per_card else "machine_hour"
+    return rows_of(machine, machine.name, per, machine.prices)
+
+
+def disk_rows(machine: Machine) -> list[PriceRow]:
+    return [
+        row
+        for number, disk in enumerate(machine.disks)
+        for row in rows_of(machine, f"{machine.name}-disk-{number}", "gib_month", disk.prices)
+    ]
+
+
+def rows_of(machine: Machine, sku: str, per: str, prices: tuple[Price, ...]) -> list[PriceRow]:
     return [
         PriceRow(
             provider=machine.name,
-            sku=machine.name,
+            sku=sku,
             region="",
-            per="card_hour" if price.per_card else "machine_hour",
-            cards=machine.cards,
+            per=per,
+            cards=0 if per == "gib_month" else machine.cards,
             purchase="spot" if machine.rule.hourly_price else "on_demand",
             currency=machine.currency,
             price=exact(price.amount),
@@ -354,7 +390,7 @@ def price_rows(machine: Machine) -> list[PriceRow]:
             source="test",
             day_read="2025-10-01",
         )
-        for price in machine.prices
+        for price in prices
     ]
 
 
@@ -373,6 +409,7 @@ def billing_rule(machine: Machine) -> BillingRule:
         source="test",
         day_read="2025-10-01",
         minimum_amount=exact(rule.least),
+        timezone=rule.zone,
     )
 
 

@@ -255,3 +255,98 @@ def test_a_disk_and_a_fee_can_be_metered_on_the_command_line(tmp_path: Path, fil
     assert load_resources(filled_ledger)["L1"][-1].to_ns == instant_ns("2026-01-03"), "a fee is due at one moment"
     assert runner.invoke(app, ["check", *options]).output == ""
     assert runner.invoke(app, [*meter[:4], "unknown", *meter[5:]]).exit_code == 2
+
+
+# Disks charged by whole days, and disks that are still stored ----------------------------------------------------
+
+BEIJING = (replace(rules("daily")[0], timezone="Asia/Shanghai"),)
+
+
+def daily_costs(ledger, clock, book=BOOK) -> dict[str, int]:
+    report = grouped_report(ledger, book, ReportScope(by="category"), clock.utc, rules=BEIJING)
+    return {row.name: row.pico for row in report.rows}
+
+
+def test_one_day_of_the_providers_zone_is_charged_once(filled_ledger, clock):
+    """From midnight to midnight in Beijing, which touches two days of UTC."""
+    add_resource(filled_ledger, resource(DISK, "100", "2026-01-01T16:00", "2026-01-02T16:00"), DISK, ())
+    assert daily_costs(filled_ledger, clock)["storage"] == pico_of(1)
+
+
+def test_a_price_change_within_a_day_charges_the_day_once_at_the_price_it_began_with(filled_ledger, clock):
+    book = PriceBook((*BOOK.rows, price("disk", "gib_month", "0.62", start="2026-01-02T04:00:00Z")))
+    add_resource(filled_ledger, resource(DISK, "100", "2026-01-01T16:00", "2026-01-03T16:00"), DISK, ())
+    assert daily_costs(filled_ledger, clock, book)["storage"] == pico_of(1) + pico_of(2)
+
+
+def test_an_entry_that_continues_another_within_a_day_does_not_charge_that_day_again(filled_ledger, clock):
+    for name, start, stop in (("d1", "2026-01-01T16:00", "2026-01-02T06:00"), ("d2", "2026-01-02T06:00", "2026-01-03")):
+        add_resource(filled_ledger, resource(DISK, "100", start, stop, name), DISK, ())
+    assert daily_costs(filled_ledger, clock)["storage"] == pico_of(2), "January 2 and 3 in Beijing"
+
+
+def test_a_disk_on_an_open_lease_accrues_until_it_is_ended_or_the_lease_ends(ledger, clock, make_lease):
+    ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=BOX.hash, opened_by="hand"))
+    clock.advance_seconds(DAY)
+    kept, deleted = (replace(resource(DISK, "100", name=name), to_ns=None) for name in ("kept", "deleted"))
+    for disk in (kept, deleted):
+        assert add_resource(ledger, disk, DISK, ())
+        assert not add_resource(ledger, disk, DISK, ())
+    assert costs(ledger, clock)["storage"] == 2 * pico_of(1)
+    clock.advance_seconds(4 * DAY)
+    assert costs(ledger, clock)["storage"] == 2 * pico_of(5)
+    ended = replace(deleted, to_ns=instant_ns("2026-01-03"))
+    for expected in (True, False):
+        assert add_resource(ledger, ended, DISK, ()) is expected
+    assert costs(ledger, clock)["storage"] == pico_of(5) + pico_of(2)
+    with pytest.raises(IntegrityError, match="was entered before"):
+        add_resource(ledger, replace(ended, to_ns=instant_ns("2026-01-04")), DISK, ())
+    clock.advance_seconds(DAY)
+    ledger.leases.close("L1", "done")
+    clock.advance_seconds(30 * DAY)
+    assert costs(ledger, clock)["storage"] == pico_of(6) + pico_of(2)
+    assert run_checks(ledger, BOOK, clock.utc, rules=rules("while_stopped")) == []
+
+
+def test_a_month_of_an_accruing_disk_stays_what_it_was_when_it_was_over(ledger, clock, make_lease):
+    ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=BOX.hash, opened_by="hand"))
+    clock.advance_seconds(DAY)
+    add_resource(ledger, replace(resource(DISK, "7"), to_ns=None), DISK, ())
+    clock.advance_seconds(30 * DAY)
+    january = storage_in_january(ledger, clock)
+    for _ in range(3):
+        clock.advance_seconds(9 * DAY + 1234)
+        assert storage_in_january(ledger, clock) == january == pico_of(Decimal("2.17"))
+
+
+def storage_in_january(ledger, clock) -> int:
+    span = {"from_ns": instant_ns("2026-01-01"), "to_ns": instant_ns("2026-02-01")}
+    return costs(ledger, clock, **span)["storage"]
+
+
+def test_only_a_disk_is_stored_until_its_lease_ends(filled_ledger):
+    with pytest.raises(LedgerError, match="only a disk is stored until its lease ends"):
+        add_resource(filled_ledger, replace(resource(EGRESS, "1"), to_ns=None), EGRESS, ())
+
+
+def test_a_disk_on_an_open_lease_is_entered_without_an_end_and_ended_by_its_id(tmp_path):
+    runner, options = CliRunner(), ["--root", str(tmp_path / "runs"), "--pricing", str(tmp_path / "pricing")]
+    (tmp_path / "pricing").mkdir()
+    fields = "provider: cloud, currency: USD, valid_from: 2025-01-01, source: 'https://x.org', day_read: 2025-12-01"
+    boxes = f"{{{fields}, sku: box, per: machine_hour, cards: 8, price: '1'}}"
+    disks = f"{{{fields}, sku: disk, per: gib_month, price: '0.3'}}"
+    (tmp_path / "pricing" / "cloud.yaml").write_text(f"prices:\n  - {boxes}\n  - {disks}\n", encoding="utf-8")
+    rule = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(rules("while_stopped")[0]).items()}
+    rule = {k: str(v) if isinstance(v, Decimal) else v for k, v in rule.items()}
+    (tmp_path / "pricing" / "billing.yaml").write_text(json.dumps({"rules": [rule]}), encoding="utf-8")
+    opening = ["leases", "open", "--machine", "m", "--sku", "box", "--cards", "8", "--from", "2026-01-01", *options]
+    lease_id = runner.invoke(app, opening, catch_exceptions=False).output.strip()
+    meter = ["leases", "meter", lease_id, "--sku", "disk", "--quantity", "10", "--id", "d1", *options]
+    entered = runner.invoke(app, meter, catch_exceptions=False)
+    assert entered.stdout == "d1\n"
+    assert "charged until the lease ends" in entered.stderr
+    with Ledger.open(tmp_path / "runs" / "ledger.db") as ledger:
+        assert load_resources(ledger)[lease_id][0].to_ns is None
+    assert runner.invoke(app, [*meter, "--to", "2026-01-31"], catch_exceptions=False).exit_code == 0
+    with Ledger.open(tmp_path / "runs" / "ledger.db") as ledger:
+        assert load_resources(ledger)[lease_id][0].to_ns == instant_ns("2026-01-31")

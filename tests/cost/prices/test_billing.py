@@ -219,11 +219,15 @@ def test_storage_is_prorated_over_the_length_of_each_calendar_month():
     assert both == PICO_PER_UNIT + Fraction(30 * PICO_PER_UNIT, 31).__floor__()
 
 
-def test_daily_storage_counts_every_day_that_is_touched():
+def test_daily_storage_counts_every_day_of_the_providers_zone_that_is_touched():
     row = price_row("0.30", per="gib_month")
     rule = rule_for(RULES, "cn-hourly")
     a, b = instant_ns("2026-11-01T23:00:00Z"), instant_ns("2026-11-02T01:00:00Z")
-    assert storage_pico(a, b, row=row, gib=100, rule=rule) == 2 * PICO_PER_UNIT
+    assert rule.timezone == "Asia/Shanghai"
+    assert storage_pico(a, b, row=row, gib=100, rule=replace(rule, timezone="UTC")) == 2 * PICO_PER_UNIT
+    assert storage_pico(a, b, row=row, gib=100, rule=rule) == PICO_PER_UNIT, "07:00 to 09:00 in Beijing"
+    day = instant_ns("2026-11-01T16:00:00Z"), instant_ns("2026-11-02T16:00:00Z")
+    assert storage_pico(*day, row=row, gib=100, rule=rule) == PICO_PER_UNIT, "one day of Beijing, from midnight on"
 
 
 def test_a_quantity_costs_its_price_times_the_quantity():
