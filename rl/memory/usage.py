@@ -11,7 +11,7 @@ Pure: no torch, no files. Compared with measured peaks in tests/rl/memory/test_m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rl.memory.architecture import Architecture, Linear
@@ -76,12 +76,32 @@ def predict(
 ) -> MemoryUse:
     """The memory at the peak of the trial, on one card.
 
+    Where `trainer.precision` or `trainer.packing` is chosen during the run, the choice with the larger peak counts.
+
     Args:
         engine: `transformers` or `vllm`, what `rollout.engine=auto` selects on the machine.
         prompt_tokens: length of the longest prompt; None: `rollout.max_prompt_tokens`.
         card_bytes: memory of the card, of which vllm takes `rollout.gpu_memory_utilization`.
     """
     prompt = prompt_tokens or spec.rollout.max_prompt_tokens
+    uses = [_use(model, chosen, device, engine, prompt, card_bytes) for chosen in _choices(spec, device)]
+    return max(uses, key=lambda use: use.peak_bytes)
+
+
+def _choices(spec: TrialSpec, device: str) -> list[TrialSpec]:
+    """The specification with each value that an `auto` can become on this device."""
+    trainer = spec.trainer
+    automatic = ("bf16",) if device == "cuda" else ("fp32", "bf16")
+    precisions = automatic if str(trainer.precision) == "auto" else (trainer.precision,)
+    packings = (True, False) if str(trainer.packing) == "auto" else (trainer.packing,)
+    return [
+        replace(spec, trainer=replace(trainer, precision=precision, packing=packing))
+        for precision in precisions
+        for packing in packings
+    ]
+
+
+def _use(model: Architecture, spec: TrialSpec, device: str, engine: str, prompt: int, card_bytes: int) -> MemoryUse:
     resident = _resident(model, spec, device, engine, card_bytes)
     training = _training(model, spec, _largest_batch(spec, prompt))
     sampling = _sampling(model, spec, prompt) if engine == "transformers" else _vllm_sync(model, spec)
@@ -215,8 +235,8 @@ def _layer_bytes(model: Architecture, spec: TrialSpec, batch: _Batch) -> _LayerB
     for place in ("attention_input", "mlp_input"):
         readers = [x for x in layer if x.place == place and x.name in needed]
         per_token += _inputs_bytes(readers, width, each=mixed or (lora and width == BF16))
-    # queries, keys and values, repeated to the number of query heads where a mask is given, and the output
-    per_token += 4 * query * width
+    # queries and the output; keys and values, which a mask of packed rows needs once per query head
+    per_token += 2 * (query + (query if spec.trainer.packing else model.key_width)) * width
     per_token += model.mlp_tensors * mlp * width
     if any(x.place == "mlp_output" and x.name in needed for x in layer) or not layer:
         per_token += mlp * width
@@ -225,7 +245,7 @@ def _layer_bytes(model: Architecture, spec: TrialSpec, batch: _Batch) -> _LayerB
     scores = batch.rows * batch.length**2
     if spec.model.attention == "eager":
         return _LayerBytes(tokens * per_token + scores * model.heads * (FP32 + (BF16 if width == BF16 else 0)), 0)
-    masks = scores * width if spec.model.attention == "sdpa" else 0
+    masks = scores * width if spec.model.attention == "sdpa" and spec.trainer.packing else 0
     return _LayerBytes(tokens * per_token, masks)
 
 

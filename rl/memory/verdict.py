@@ -131,7 +131,7 @@ def _changes(spec: TrialSpec, prompt_tokens: int | None) -> Iterator[tuple[str, 
         same_result.append({"trainer.gradient_checkpointing": True})
     if spec.rollout.max_batch_completions > 4 * spec.group_size:
         same_result.append({"rollout.max_batch_completions": 4 * spec.group_size})
-    precision: dict[str, object] = {"trainer.precision": "bf16"} if spec.trainer.precision == "fp32" else {}
+    precision: dict[str, object] = {"trainer.precision": "bf16"} if spec.trainer.precision != "bf16" else {}
     lora: dict[str, object] = {} if spec.model.lora_rank else {"model.lora_rank": SUGGESTED_LORA_RANK}
     bases = [{}, *([precision] if precision else []), *([precision | lora] if lora else [])]
     for base in bases:
