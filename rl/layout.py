@@ -3,10 +3,12 @@
 Pure index arithmetic: a layout gives the model's inputs, and the position at which each completion token is predicted.
 The choice of layout changes results by rounding only.
 
-- Padded: a row is a prompt and one completion, padded on the right.
+- Padded: a row is a prompt and one completion, padded on the right. Causal attention needs no mask: no token attends
+  to the padding after it.
 - Packed: a row is a prompt and several of its completions. An attention mask lets each completion attend to the prompt
   and to itself, and its positions continue from the prompt's. The prompt is computed once for all completions of its
-  group, forward and backward; with short completions that is most of the work.
+  group, forward and backward; with short completions that is most of the work. With long completions the padded form
+  is faster, since a packed row computes attention between all of its tokens.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -19,6 +21,11 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+_PADDED_PAIRS = 0.5
+"""Share of the pairs of a row that causal attention without a mask computes."""
+_PACKED_PAIRS = 1.5
+"""With a mask attention computes all pairs and reads the mask: 1.5 fits times measured on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,8 @@ class MicroBatch:
 
     input_ids: Int[Tensor, "rows length"]
     position_ids: Int[Tensor, "rows length"]
-    attention_mask: Bool[Tensor, "*shape"]
-    """[rows, length] if padded, [rows, 1, length, length] if packed. True: the key may be attended to."""
+    segment: Int[Tensor, "rows length"] | None
+    """Packed: 0 for the prompt, 1, 2, ... for completions, -1 for padding. None: padded, without a mask."""
     source: Int[Tensor, " tokens"]
     """Per completion token: flat index into [rows, length] of the position whose output predicts it."""
     target: Int[Tensor, " tokens"]
@@ -56,6 +63,26 @@ class MicroBatch:
         mask = torch.zeros(len(self.sequences) * self.width, dtype=torch.bool, device=self.place.device)
         mask[self.place] = True
         return mask.view(len(self.sequences), self.width)
+
+    def visible(self, window: int | None = None) -> Bool[Tensor, "rows 1 length length"]:
+        """Packed: True where a token (third dimension) may attend to another (fourth).
+
+        Causal attention within each completion, and from each completion to the prompt. With a `window`, only to the
+        last `window` tokens, counted by position. Padding attends to padding, so that no softmax is taken over an
+        empty set. Computed on demand, because the mask of a long row is larger than all other inputs together.
+
+        Raises:
+            ValueError: the micro-batch is padded.
+        """
+        if self.segment is None:
+            raise ValueError("a padded micro-batch has no mask")
+        query, key = self.segment[:, :, None], self.segment[:, None, :]
+        length = self.segment.shape[1]
+        mask = (query == key) | ((key == 0) & (query >= 0))
+        mask &= torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+        if window is not None:
+            mask &= self.position_ids[:, :, None] - self.position_ids[:, None, :] < window
+        return mask[:, None]
 
 
 @dataclass(frozen=True)
@@ -81,6 +108,26 @@ def micro_batches(groups: Sequence[Sequences], max_tokens: int, packing: bool, p
     Raises:
         ValueError: an empty prompt or an empty completion.
     """
+    return [_lay_out(batch, packing, pad_id) for batch in _batches(groups, max_tokens, packing)]
+
+
+def packing_is_faster(groups: Sequence[Sequences], max_tokens: int, pair_cost: float) -> bool:
+    """Whether packed rows are estimated to take less time than padded ones in micro-batches of `max_tokens`.
+
+    The estimate counts the tokens of all rows, and the pairs of tokens in their attention. It depends on lengths only,
+    so that a resumed attempt chooses the same form. `pair_cost` is the work of attention between two tokens, as a share
+    of the work of all other layers on one token (`Policy.pair_cost`).
+    """
+    padded = _estimated_work(_batches(groups, max_tokens, packing=False), pair_cost * _PADDED_PAIRS)
+    return _estimated_work(_batches(groups, max_tokens, packing=True), pair_cost * _PACKED_PAIRS) < padded
+
+
+def _estimated_work(batches: Sequence[Sequence[_InputRow]], pair_cost: float) -> float:
+    lengths = [(len(batch), batch[0].length) for batch in batches]
+    return sum(rows * length * (1 + pair_cost * length) for rows, length in lengths)
+
+
+def _batches(groups: Sequence[Sequences], max_tokens: int, packing: bool) -> list[list[_InputRow]]:
     rows = _rows(groups, max_tokens, packing)
     rows.sort(key=lambda r: r.length, reverse=True)
     batches: list[list[_InputRow]] = []
@@ -90,7 +137,7 @@ def micro_batches(groups: Sequence[Sequences], max_tokens: int, packing: bool, p
             batches[-1].append(row)
         else:
             batches.append([row])
-    return [_lay_out(batch, packing, pad_id) for batch in batches]
+    return batches
 
 
 def _rows(groups: Sequence[Sequences], max_tokens: int, packing: bool) -> list[_InputRow]:
@@ -116,8 +163,8 @@ def _rows(groups: Sequence[Sequences], max_tokens: int, packing: bool) -> list[_
 def _lay_out(rows: Sequence[_InputRow], packing: bool, pad_id: int) -> MicroBatch:
     length = max(r.length for r in rows)
     input_ids = torch.full((len(rows), length), pad_id, dtype=torch.long)
-    position_ids = torch.zeros((len(rows), length), dtype=torch.long)
-    # Segment of each position within its row: 0 for the prompt, 1, 2, ... for completions, -1 for padding.
+    # Positions go on in the padding: transformers would take a jump for the start of another sequence.
+    position_ids = torch.arange(length).repeat(len(rows), 1)
     segment = torch.full((len(rows), length), -1, dtype=torch.long)
     width = max(len(ids) for r in rows for _, ids in r.completions)
     source: list[int] = []
@@ -127,7 +174,6 @@ def _lay_out(rows: Sequence[_InputRow], packing: bool, pad_id: int) -> MicroBatc
     for i, row in enumerate(rows):
         at = len(row.prompt)
         input_ids[i, :at] = torch.tensor(row.prompt)
-        position_ids[i, :at] = torch.arange(at)
         segment[i, :at] = 0
         last_of_prompt = i * length + at - 1
         for k, (number, ids) in enumerate(row.completions, start=1):
@@ -143,22 +189,10 @@ def _lay_out(rows: Sequence[_InputRow], packing: bool, pad_id: int) -> MicroBatc
     return MicroBatch(
         input_ids=input_ids,
         position_ids=position_ids,
-        attention_mask=_visible(segment) if packing else segment >= 0,
+        segment=segment if packing else None,
         source=torch.tensor(source),
         target=torch.tensor(target),
         place=torch.tensor(place),
         sequences=tuple(sequences),
         width=width,
     )
-
-
-def _visible(segment: Int[Tensor, "rows length"]) -> Bool[Tensor, "rows 1 length length"]:
-    """Causal attention within each completion, and from each completion to the prompt.
-
-    Padding attends to padding, so that no softmax is taken over an empty set.
-    """
-    length = segment.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    same = segment[:, :, None] == segment[:, None, :]
-    to_prompt = (segment[:, None, :] == 0) & (segment[:, :, None] >= 0)
-    return ((same | to_prompt) & causal)[:, None]

@@ -218,6 +218,8 @@ class Started:
     eval_questions: int
     phase_card_ns: Mapping[str, int]
     restored_from: str | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences for a person: what the trainer chose at load and why, and what it checked."""
 
 
 @dataclass(frozen=True)

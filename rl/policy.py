@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rl.attention import packed_masks
 from rl.layout import MicroBatch
 from rl.logprobs import token_logprobs
+from rl.precision import choose_precision
 from rl.spec import ConfigurationError, ModelSpec, TrainerSpec
+
+_NOISE = re.compile(r"drop|jitter")
+"""In the names of rates of random noise in transformers: `attention_dropout`, `embd_pdrop`, `router_jitter_noise`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,19 @@ class Policy:
         """The projection to the vocabulary."""
         return _head(self.model)
 
+    @property
+    def pair_cost(self) -> float:
+        """Work of attention between two tokens, as a share of the work of all other layers on one token.
+
+        In floating-point operations: 4 per layer and channel of the heads, against 2 per parameter of the layers.
+        """
+        backbone: Any = self.backbone
+        text = backbone.config.get_text_config()
+        channels = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        channels *= text.num_attention_heads
+        weights = sum(p.numel() for p in backbone.parameters()) - backbone.get_input_embeddings().weight.numel()
+        return 2 * text.num_hidden_layers * channels / max(weights, 1)
+
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) of all trained parameters, in the same order in every process."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -67,7 +86,7 @@ class Policy:
         with self.compute():
             hidden = self.backbone(
                 input_ids=batch.input_ids,
-                attention_mask=batch.attention_mask,
+                attention_mask=self._attention_mask(batch),
                 position_ids=batch.position_ids,
                 use_cache=False,
             ).last_hidden_state
@@ -80,6 +99,13 @@ class Policy:
         shape = (len(batch.sequences), batch.width)
         empty = logprobs.new_zeros(shape[0] * shape[1])
         return empty.scatter(0, batch.place, logprobs).view(shape), empty.scatter(0, batch.place, entropy).view(shape)
+
+    def _attention_mask(self, batch: MicroBatch) -> Any:
+        """None for a padded micro-batch: causal attention alone is right, and lets torch choose its fastest kernel."""
+        if batch.segment is None:
+            return None
+        model: Any = self.model
+        return packed_masks(model.config, batch, model.get_input_embeddings().weight.dtype)
 
     def text(self, completion: Sequence[int]) -> str:
         """The text of a completion (token ids), without special tokens."""
@@ -163,14 +189,15 @@ def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: to
     """Load the weights in `folder` as fp32 and prepare them for training: no dropout, LoRA, gradient checkpointing.
 
     Raises:
-        ConfigurationError: the logits are not a plain linear layer of the last hidden states, the architecture does not
-            support packing although `trainer.packing` is on, the tokenizer has no end-of-sequence token, or no module
-            matches `model.lora_targets`.
+        ConfigurationError: the logits are not a plain linear layer of the last hidden states, the tokenizer has no
+            end-of-sequence token, or no module matches `model.lora_targets`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    precision = choose_precision(device).precision if trainer.precision == "auto" else trainer.precision
+    bf16 = precision == "bf16"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     network: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation=model.attention, use_safetensors=True
@@ -182,10 +209,8 @@ def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: to
             f"neither the tokenizer nor generation_config.json in {folder} names an end-of-sequence token, so "
             "completions would never end; add eos_token to its tokenizer_config.json"
         )
-    _without_dropout(network)
+    _without_noise(network)
     _check_head(network, device)
-    if trainer.packing:
-        _check_packing(network.config, model)
     if model.lora_rank:
         network = _with_lora(network, model)
     network.eval()
@@ -198,9 +223,9 @@ def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: to
         model=network,
         tokenizer=tokenizer,
         eos_ids=frozenset(eos_ids),
-        pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(eos_ids),
+        pad_id=_pad_id(tokenizer, network, eos_ids),
         device=device,
-        autocast=trainer.precision == "bf16",
+        autocast=bf16,
         chunk_tokens=trainer.logprob_chunk_tokens,
     )
 
@@ -225,13 +250,25 @@ def _eos_ids(tokenizer: Any, network: Any) -> set[int]:
     return found
 
 
-def _without_dropout(network: nn.Module) -> None:
-    """Turn dropout off: with random forward passes the ratio of a policy to itself would not be 1."""
+def _pad_id(tokenizer: Any, network: Any, eos_ids: set[int]) -> int:
+    """Any id of the model's vocabulary serves as padding; that of some tokenizers is outside of it."""
+    pad_id = tokenizer.pad_token_id
+    return pad_id if pad_id is not None and pad_id < network.get_input_embeddings().num_embeddings else min(eos_ids)
+
+
+def _without_noise(network: Any) -> None:
+    """Turn dropout and router noise off: with random forward passes the ratio of a policy to itself would not be 1.
+
+    Models store these rates as modules, as attributes of modules, or in their configuration. `rl.probe` finds what is
+    left.
+    """
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+    for owner in (network.config, *network.modules()):
+        for name, value in vars(owner).items():
+            if isinstance(value, float) and _NOISE.search(name):
+                setattr(owner, name, 0.0)
 
 
 def _check_head(network: Any, device: torch.device) -> None:
@@ -245,16 +282,6 @@ def _check_head(network: Any, device: torch.device) -> None:
         raise ConfigurationError(
             f"{type(network).__name__} is not supported: its logits are not a plain linear layer of its last hidden "
             "states (they are scaled or capped). Use a model of a Llama, Qwen or Mistral architecture"
-        )
-
-
-def _check_packing(config: Any, model: ModelSpec) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or model.attention == "flash_attention_2":
-        raise ConfigurationError(
-            "trainer.packing=true needs full attention and an attention implementation that takes a mask; this model "
-            f"has {', '.join(sorted(kinds))} and model.attention={model.attention}. Use trainer.packing=false"
-            + (", or model.attention=sdpa" if kinds == {"full_attention"} else "")
         )
 
 

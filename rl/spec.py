@@ -260,12 +260,13 @@ class TrainerSpec:
 
     name: Literal["native", "simulated"] = "native"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """bf16: autocast, with fp32 master weights. Log-probabilities are fp32 in both cases."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: autocast, with fp32 master weights. Log-probabilities are fp32 in both cases. auto: `rl.precision`."""
     micro_batch_tokens: int = 4096
     """Largest number of tokens of a micro-batch, padding included."""
-    packing: bool = False
-    """Share the prompt of a group: one row per group instead of one row per completion."""
+    packing: Literal["auto", True, False] = "auto"
+    """True: the completions of a group share one row with its prompt. False: one padded row per completion. auto: the
+    form that is estimated to be faster for the lengths of each update."""
     gradient_checkpointing: bool = False
     logprob_chunk_tokens: int = 1024
     """Tokens per chunk of the projection to the vocabulary."""

@@ -111,7 +111,7 @@ def from_data_sheet(cfg: SweepConfig) -> StepTime | None:
     machine, cards, rollout = cfg.machine, cfg.search.cards_per_trial, cfg.rollout
     pass_seconds = 2 * parameters / (_TRAINING_EFFICIENCY * machine.tflops * 1e12 * cards)
     passes = 5 if cfg.algorithm.kl_coef else 4
-    shared = min(cfg.search.group_size) if cfg.trainer.packing else 1
+    shared = min(cfg.search.group_size) if cfg.trainer.packing is not False else 1
     sampled = rollout.max_completion_tokens
     completion = pass_seconds * (passes * (_PROMPT_TOKENS / shared + sampled) + sampled)
     token_step = 2 * parameters / (_DECODING_EFFICIENCY * machine.memory_gb_per_s * 1e9) + _SECONDS_PER_TOKEN_STEP

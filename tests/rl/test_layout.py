@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.layout import MicroBatch, Sequences, micro_batches
+from rl.layout import MicroBatch, Sequences, micro_batches, packing_is_faster
 from rl.policy import Policy
 from tests.rl.random_llama import random_llama_policy
 
@@ -116,6 +116,53 @@ def test_packing_computes_a_prompt_once_per_group() -> None:
     (padded,) = micro_batches([group], 1000, packing=False, pad_id=0)
     assert packed.input_ids.shape == (1, 10 + 2 + 1 + 3)
     assert padded.input_ids.shape == (3, 10 + 3)
+
+
+def test_mask_is_computed_on_demand_and_is_no_input_of_a_micro_batch() -> None:
+    group = Sequences((2, 3), ((4, 5, 1), (6, 7, 1)))
+    (packed,) = micro_batches([group], 1000, packing=True, pad_id=0)
+    (padded,) = micro_batches([group], 1000, packing=False, pad_id=0)
+    assert all(value.ndim <= 2 for value in vars(packed).values() if isinstance(value, torch.Tensor))
+    # Rows: prompt 2 3, completion 4 5, completion 6 7.
+    expected = ["100000", "110000", "111000", "111100", "110010", "110011"]
+    assert ["".join(str(int(x)) for x in row) for row in packed.visible()[0, 0]] == expected
+    with_window = ["100000", "110000", "011000", "001100", "010010", "000011"]
+    assert ["".join(str(int(x)) for x in row) for row in packed.visible(window=2)[0, 0]] == with_window
+    with pytest.raises(ValueError, match="has no mask"):
+        padded.visible()
+
+
+def test_positions_of_padding_go_on_so_that_no_second_sequence_is_seen() -> None:
+    (padded,) = micro_batches([Sequences((2, 3), ((4, 5, 1), (6,)))], 1000, packing=False, pad_id=0)
+    assert padded.position_ids.tolist() == [[0, 1, 2, 3]] * 2
+
+
+def group_of(prompt: int, completion: int, size: int = 8) -> Sequences:
+    return Sequences(tuple(range(2, 2 + prompt)), tuple(tuple(range(completion)) for _ in range(size)))
+
+
+SMOLLM2_PAIR_COST = 2 * 30 * 576 / 106e6
+"""Of SmolLM2-135M: 30 layers of 576 channels, and 106 million parameters without the embeddings."""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "tokens", "faster"),
+    [
+        (100, 24, 1024, True),
+        (500, 100, 4096, True),
+        (100, 100, 4096, True),
+        (100, 250, 4096, False),
+        (100, 500, 4096, False),
+        (100, 500, 1024, False),
+    ],
+)
+def test_packing_is_chosen_by_lengths(prompt: int, completion: int, tokens: int, faster: bool) -> None:
+    """The expected form is the one that was measured to be faster, or the padded one where they are equally fast."""
+    assert packing_is_faster([group_of(prompt, completion)], tokens, SMOLLM2_PAIR_COST) == faster
+
+
+def test_one_completion_per_prompt_is_not_packed() -> None:
+    assert not packing_is_faster([group_of(100, 24, size=1)], 1024, SMOLLM2_PAIR_COST)
 
 
 @pytest.mark.parametrize("group", [Sequences((), ((3,),)), Sequences((3,), ((4,), ()))])

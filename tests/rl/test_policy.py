@@ -14,6 +14,7 @@ from rl.models import prepare
 from rl.policy import Policy, load_policy
 from rl.spec import ConfigurationError, ModelSpec, TaskSpec, TrainerSpec
 from tests.rl.random_llama import random_llama_policy
+from tests.rl.small_models import VOCABULARY, save_model
 
 SUMS = TaskSpec("reasoning_gym", "chain_sum", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
 
@@ -118,16 +119,21 @@ def test_dropout_of_a_loaded_model_is_off(tmp_path: Path) -> None:
     assert torch.equal(logprobs(policy), logprobs(policy))
 
 
-def test_packing_with_an_attention_implementation_without_masks_is_refused() -> None:
-    from types import SimpleNamespace
+@pytest.mark.parametrize("architecture", ["opt", "mixtral"])
+def test_dropout_and_router_noise_stored_as_numbers_are_off(tmp_path: Path, architecture: str) -> None:
+    save_model(tmp_path, architecture)
+    trainer = TrainerSpec(precision="fp32", gradient_checkpointing=True)
+    policy = load_policy(tmp_path, ModelSpec("hf"), trainer, torch.device("cpu"))
+    assert policy.model.training
+    assert torch.equal(logprobs(policy), logprobs(policy))
 
-    from rl.policy import _check_packing
 
-    model = ModelSpec("hf", attention="flash_attention_2")
-    with pytest.raises(ConfigurationError, match=r"trainer\.packing=false, or model\.attention=sdpa"):
-        _check_packing(SimpleNamespace(layer_types=None), model)
-    with pytest.raises(ConfigurationError, match=r"has sliding_attention .*Use trainer.packing=false$"):
-        _check_packing(SimpleNamespace(layer_types=["sliding_attention"]), ModelSpec("hf"))
+def test_padding_id_outside_of_the_vocabulary_is_not_used(tmp_path: Path) -> None:
+    """The tokenizer of Qwen2 adds a padding token of its own."""
+    save_model(tmp_path, "qwen2_window")
+    policy = load_policy(tmp_path, ModelSpec("hf"), TrainerSpec(precision="fp32"), torch.device("cpu"))
+    assert policy.tokenizer.pad_token_id >= VOCABULARY
+    assert policy.pad_id < VOCABULARY
 
 
 def test_scaled_logits_are_refused(tmp_path: Path) -> None:
@@ -151,3 +157,9 @@ def test_scaled_logits_are_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "scaled")
     with pytest.raises(ConfigurationError, match="CohereForCausalLM is not supported: its logits are not a plain"):
         load_policy(tmp_path / "scaled", ModelSpec("hf"), TrainerSpec(precision="fp32"), torch.device("cpu"))
+
+
+def test_pair_cost_is_attention_work_as_a_share_of_the_work_of_the_layers() -> None:
+    policy = random_llama_policy(11)
+    weights = sum(p.numel() for p in policy.backbone.parameters()) - 11 * 16
+    assert policy.pair_cost == pytest.approx(2 * 2 * 16 / weights)

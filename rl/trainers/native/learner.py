@@ -19,7 +19,7 @@ from torch import Tensor
 from rl.advantages import advantages, kl_in_reward, zero_variance
 from rl.batch import Denominators, LossBatch, count_denominators, make_loss_mask
 from rl.curves import SamplerSums, UpdateSums, ratio_is_one
-from rl.layout import MicroBatch, Sequences, micro_batches
+from rl.layout import MicroBatch, Sequences, micro_batches, packing_is_faster
 from rl.losses import policy_loss
 from rl.phases import PhaseClock
 from rl.policy import Policy
@@ -175,12 +175,11 @@ class Learner:
         chosen = [groups[i] for i in part]
         flat = [c for g in chosen for c in g.completions]
         first = part.start * len(groups[0].completions) if part else 0
-        laid_out = micro_batches(
-            [Sequences(g.prompt, tuple(c.ids for c in g.completions)) for g in chosen],
-            self._trainer.micro_batch_tokens,
-            self._trainer.packing,
-            self.policy.pad_id,
-        )
+        sequences = [Sequences(g.prompt, tuple(c.ids for c in g.completions)) for g in chosen]
+        tokens, packing = self._trainer.micro_batch_tokens, self._trainer.packing
+        if packing == "auto":
+            packing = packing_is_faster(sequences, tokens, self.policy.pair_cost)
+        laid_out = micro_batches(sequences, tokens, packing, self.policy.pad_id)
         micros = []
         for batch in laid_out[self._ranks.rank :: self._ranks.size]:
             mask = batch.completion_mask()

@@ -43,6 +43,8 @@ class Components:
     sampler: PromptSampler
     scorer: Scorer
     clock: PhaseClock
+    notes: tuple[str, ...] = ()
+    """Sentences for a person: what was chosen at load and why, and what the probe covered."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Loop:
             eval_questions=len(components.task.evaluation),
             phase_card_ns=components.clock.lap()[1],
             restored_from=None if self._restored_from is None else str(self._restored_from),
+            notes=components.notes,
         )
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -306,6 +309,7 @@ class Loop:
                     "policy_version": components.engine.policy_version,
                     "updates_done": components.learner.updates_done,
                     "base_lr": components.learner.base_lr,
+                    "precision": "bf16" if components.policy.autocast else "fp32",
                     "data": components.sampler.state_dict(),
                 },
             )

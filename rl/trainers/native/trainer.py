@@ -6,6 +6,7 @@ when the trainer runs.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Generator, Mapping
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl.spec import Command, ConfigurationError, Event, OutOfMemoryError, TrialSpec
+from rl.spec import Command, ConfigurationError, Event, OutOfMemoryError, TrainerSpec, TrialSpec
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,7 @@ def build_components(
     from rl import checkpoint as checkpoints
     from rl.models import prepare
     from rl.policy import load_policy
+    from rl.probe import probe_engine, probe_model
     from rl.ranks import SingleRank
     from rl.rollout import create_engine
     from rl.seeds import derived_seed
@@ -94,6 +96,10 @@ def build_components(
     from rl.trainers.native.loop import Components
     from rl.trial_inputs import check_context, check_embedding, encode_prompts, read_tokenizer
 
+    loaded = None
+    if checkpoint is not None:
+        with clock.phase("recovery"):
+            loaded = checkpoints.read(checkpoint)
     with clock.phase("startup"):
         device = _device(spec)
         torch.set_num_threads(spec.trainer.threads or os.cpu_count() or 1)
@@ -104,25 +110,29 @@ def build_components(
         scorer = cleanup.enter_context(Scorer(spec.task, task.user_scorer))
         folder = prepare(spec.model, spec.task, Path(spec.cache_dir))
         read_tokenizer(folder)  # refuses missing or unreadable files before the weights are read
-        policy = load_policy(folder, spec.model, spec.trainer, device)
+        trainer, notes = _with_precision(spec.trainer, device, loaded.state if loaded else None)
+        policy = load_policy(folder, spec.model, trainer, device)
         prompts = encode_prompts(spec, policy.tokenizer, task)
         network: Any = policy.model
         check_context(spec, prompts, getattr(network.config, "max_position_embeddings", None))
         check_embedding(len(policy.tokenizer), network.get_input_embeddings().weight.shape[0])
+        longest = max(map(len, prompts.values())) + spec.rollout.max_completion_tokens
+        report = probe_model(policy, spec.model, trainer, longest)
+        notes += report.notes
+        trainer = dataclasses.replace(trainer, packing=trainer.packing if report.packing else False)
         needs_reference_copy = spec.algorithm.kl_coef > 0 and not spec.model.lora_rank
         learner = Learner(
             policy=policy,
             reference=policy.frozen_copy() if needs_reference_copy else None,
             algorithm=spec.algorithm,
-            trainer=spec.trainer,
+            trainer=trainer,
             temperature=spec.rollout.temperature,
             total_updates=spec.steps * spec.algorithm.updates_per_rollout,
             ranks=SingleRank(),
         )
     state = None
-    if checkpoint is not None:
+    if loaded is not None:
         with clock.phase("recovery"):
-            loaded = checkpoints.read(checkpoint)
             state = loaded.state
             if state["step"] > spec.steps:
                 raise ConfigurationError(
@@ -136,7 +146,24 @@ def build_components(
     with clock.phase("startup"):
         engine = create_engine(spec.rollout, policy, state["policy_version"] if state else 0)
         cleanup.callback(engine.close)
-    return Components(policy, learner, engine, task, prompts, sampler, scorer, clock), state
+        notes += (probe_engine(engine, policy, spec.rollout, longest),)
+    return Components(policy, learner, engine, task, prompts, sampler, scorer, clock, notes), state
+
+
+def _with_precision(
+    trainer: TrainerSpec, device: torch.device, state: Mapping[str, Any] | None
+) -> tuple[TrainerSpec, tuple[str, ...]]:
+    """(the settings with a chosen precision, sentences that give the reason). A resumed attempt keeps its precision."""
+    from rl.precision import choose_precision
+
+    if trainer.precision != "auto":
+        return trainer, ()
+    if state is not None and "precision" in state:
+        precision, reason = state["precision"], "the checkpoint was trained with it"
+    else:
+        choice = choose_precision(device)
+        precision, reason = choice.precision, choice.reason
+    return dataclasses.replace(trainer, precision=precision), (f"precision {precision}: {reason}",)
 
 
 def _device(spec: TrialSpec) -> torch.device:
