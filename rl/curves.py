@@ -70,6 +70,13 @@ class UpdateSums(_Sums):
         )
         return cls(_stack(parts), torch.stack([_max(-ratio, ratio_mask), _max(ratio, ratio_mask)]))
 
+    def with_ratio_of(self, other: UpdateSums) -> UpdateSums:
+        """These sums with `ratio`, its extremes and `approx_kl` of sums over the same tokens."""
+        sums = self.sums.clone()
+        for name in ("ratio_count", "ratio", "approx_kl"):
+            sums[self.NAMES.index(name)] = other.sums[self.NAMES.index(name)]
+        return UpdateSums(sums, other.maxima)
+
     def curves(self, *, grad_norm: float, lr: float, ratio_is_one: bool) -> UpdateCurves:
         """The curves of the update. Call this on sums that are already added over all micro-batches and ranks.
 
@@ -93,10 +100,11 @@ class UpdateSums(_Sums):
 
 
 def ratio_is_one(spec: AlgorithmSpec, update_index: int) -> bool:
-    """Whether pi / pi_old is 1 by construction in this update of a step (0-based), so that its clip is undefined.
+    """Whether pi / pi_old must be 1 in this update of a step (0-based), so that its clip is undefined.
 
     With `old_logprobs=learner`, pi_old is the policy at the start of the step, so the first update compares the policy
-    with itself, however stale the samples are. With `old_logprobs=sampler` the ratio is measured in every update.
+    with itself, however stale the samples are. That two passes of the policy are equal is measured in some steps
+    (`Learner.learn`). With `old_logprobs=sampler` the ratio is measured in every update.
     """
     return spec.old_logprobs == "learner" and update_index == 0
 

@@ -128,7 +128,7 @@ def test_a_message_that_does_not_fit_is_refused_with_its_place(data: dict[str, A
 
 
 def test_a_value_outside_of_its_choices_is_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"TrainerSpec\.precision='fp8' is not one of 'fp32', 'bf16'"):
+    with pytest.raises(ValueError, match=r"TrainerSpec\.precision='fp8' is not one of 'auto', 'fp32', 'bf16'"):
         from_json(spec.TrainerSpec, {"precision": "fp8"})
 
 

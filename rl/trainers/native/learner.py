@@ -8,6 +8,7 @@ are divided by counts of the whole update, so the split changes the gradient by 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ class _PreparedMicroBatch:
     """Log-probabilities under the old policy. None: those of the training pass are used, without gradient."""
     reference: Tensor | None = None
     """Log-probabilities under the reference. None: there is no reference."""
+    recomputed: Tensor | None = None
+    """Log-probabilities before the first update from a pass of its own. None: the ratio is not checked in this step."""
 
 
 class Learner:
@@ -110,8 +113,13 @@ class Learner:
         self._ranks = ranks
         self.optimizer = _adamw(policy, algorithm)
 
-    def learn(self, groups: Sequence[Group], clock: PhaseClock) -> LearnedStep:
+    def learn(self, groups: Sequence[Group], clock: PhaseClock, check_ratio: bool = False) -> LearnedStep:
         """Train on a rollout batch: `updates_per_rollout` updates, or one per group if there are fewer groups.
+
+        With `check_ratio` the curves `ratio` and `approx_kl` of the first update compare its log-probabilities with
+        those of another pass, over padded rows and half as large micro-batches. Without it, and always in the loss,
+        they are compared with themselves. So a model with random passes, or one that computes packed rows wrongly, has
+        a ratio away from 1 in a checked step.
 
         All ranks get the whole batch in the same order, and compute all advantages. The micro-batches of each update
         are distributed over the ranks. So the completions of an update, and those of a standard deviation, do not
@@ -123,6 +131,9 @@ class Learner:
         minis = [self._prepare(groups, part) for part in _parts(len(groups), self._algorithm.updates_per_rollout)]
         with clock.phase("logprob"), torch.no_grad():
             self._recompute(minis)
+            # Old log-probabilities that are in the micro-batches already come from a pass of their own.
+            if check_ratio and minis and all(micro.old is None for micro in minis[0]):
+                self._recompute_in_another_split(groups, minis[0])
             rewards = self._rewards(groups, [m for mini in minis for m in mini])
             advantage = advantages(rewards, self._algorithm).flatten().to(self.policy.device)
         sampler = SamplerSums.empty(self.policy.device)
@@ -215,6 +226,23 @@ class Learner:
                     with self.policy.reference_weights():
                         micro.reference = self.policy.forward(micro.batch, self._temperature)[0]
 
+    def _recompute_in_another_split(self, groups: Sequence[Group], mini: Sequence[_PreparedMicroBatch]) -> None:
+        """Set `recomputed` of the micro-batches of the first update, from padded rows in smaller micro-batches."""
+        size = len(groups[0].completions)
+        numbers = [row for micro in mini for row in micro.rows.tolist()]
+        rows = [Sequences(groups[i // size].prompt, (groups[i // size].completions[i % size].ids,)) for i in numbers]
+        tokens = max(1, self._trainer.micro_batch_tokens // 2)
+        found: dict[int, Tensor] = {}
+        for batch in micro_batches(rows, tokens, packing=False, pad_id=self.policy.pad_id):
+            logprobs, _ = self.policy.forward(batch, self._temperature)
+            for row, sequence in enumerate(batch.sequences):
+                found[numbers[sequence]] = logprobs[row]
+        for micro in mini:
+            micro.recomputed = torch.zeros_like(micro.sampler, dtype=next(iter(found.values())).dtype)
+            for row, number in enumerate(micro.rows.tolist()):
+                width = min(micro.recomputed.shape[1], len(found[number]))
+                micro.recomputed[row, :width] = found[number][:width]
+
     def _rewards(
         self, groups: Sequence[Group], micros: Sequence[_PreparedMicroBatch]
     ) -> Float[Tensor, "prompts group"]:
@@ -253,6 +281,8 @@ class Learner:
             )
             loss, part = policy_loss(batch, algorithm, denominators)
             loss.backward()
+            if micro.recomputed is not None:
+                part = part.with_ratio_of(_measured_sums(batch, micro.recomputed, algorithm, denominators))
             sums = sums + part
             if algorithm.old_logprobs == "learner":
                 sampler = sampler + self._against_sampler(batch.old_logprobs, micro)
@@ -323,6 +353,14 @@ def _adamw(policy: Policy, algorithm: AlgorithmSpec) -> torch.optim.AdamW:
         eps=algorithm.adam_eps,
         fused=True,
     )
+
+
+@torch.no_grad()
+def _measured_sums(
+    batch: LossBatch, recomputed: Tensor, algorithm: AlgorithmSpec, denominators: Denominators
+) -> UpdateSums:
+    """The sums of `batch` with other old log-probabilities, for the curves only."""
+    return policy_loss(dataclasses.replace(batch, old_logprobs=recomputed), algorithm, denominators)[1]
 
 
 def _kl_in_reward(algorithm: AlgorithmSpec) -> bool:

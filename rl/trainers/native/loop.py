@@ -29,6 +29,10 @@ from rl.trainers.native.learner import Group, Learner
 
 Messages = Generator[s.Event, s.Command | None, None]
 
+CHECK_RATIO_EVERY_STEPS = 10
+"""In steps 1, 11, 21, ... the ratio of the first update is measured against a pass of its own. It costs the forward
+passes of one update."""
+
 
 @dataclass(frozen=True)
 class Components:
@@ -141,7 +145,7 @@ class Loop:
         version = components.engine.policy_version
         rounds, kept = self._sample_groups(step)
         groups = [g for r, keep in zip(rounds, kept, strict=True) for g, k in zip(r.groups, keep, strict=True) if k]
-        learned = components.learner.learn(groups, components.clock)
+        learned = components.learner.learn(groups, components.clock, check_ratio=step % CHECK_RATIO_EVERY_STEPS == 1)
         with components.clock.phase("sync"):
             what = f"weight sync to rollout engine {components.engine.name} rank 0"
             within(SYNC_SECONDS, what, lambda: components.engine.sync(components.policy, version + 1))

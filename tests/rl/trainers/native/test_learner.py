@@ -102,6 +102,51 @@ def test_clip_is_undefined_in_the_first_update_and_defined_in_later_ones():
     assert alone.clip_frac is None
 
 
+def with_dropout(learner: Learner, rate: float) -> Learner:
+    noise = torch.nn.Dropout(rate).train()
+    learner.policy.backbone.layers[0].mlp.register_forward_hook(lambda module, inputs, output: noise(output))
+    return learner
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_measured_ratio_of_the_first_update_is_one_and_measuring_it_changes_no_weight(packing: bool):
+    found = {}
+    for check in (False, True):
+        learner = make_learner(BASE, 2)
+        learner._trainer = dataclasses.replace(learner._trainer, packing=packing, micro_batch_tokens=40)
+        first, second = learner.learn(small_learner.make_groups(4), PhaseClock(cards=1), check).updates
+        found[check] = parameters_of(learner)
+        assert first.ratio_min == pytest.approx(1.0, abs=1e-9)
+        assert first.ratio_max == pytest.approx(1.0, abs=1e-9)
+        assert (first.ratio_max == 1.0) == (not check)
+        assert first.clip_frac is None
+        assert second.clip_frac is not None
+    assert torch.equal(found[False], found[True])
+
+
+def test_measured_ratio_of_a_model_with_dropout_is_not_one_and_closes_the_gate():
+    from sweeps.config import compose
+
+    torch.manual_seed(0)
+    groups = small_learner.make_groups(4)
+    checked = with_dropout(make_learner(BASE, 2), 0.5).learn(groups, PhaseClock(cards=1), check_ratio=True)
+    unchecked = with_dropout(make_learner(BASE, 2), 0.5).learn(groups, PhaseClock(cards=1))
+    tolerance = compose(["+stage=smoke"]).gate.ratio_tolerance
+    assert abs(checked.updates[0].ratio.value - 1) > tolerance
+    assert checked.updates[0].approx_kl.value > tolerance
+    assert unchecked.updates[0].ratio.value == 1.0
+
+
+def test_measured_ratio_finds_packed_rows_that_are_computed_wrongly(monkeypatch: pytest.MonkeyPatch):
+    from rl import policy
+
+    learner = make_learner(BASE, 2)
+    learner._trainer = dataclasses.replace(learner._trainer, packing=True)
+    monkeypatch.setattr(policy, "packed_masks", lambda config, batch, dtype: torch.ones_like(batch.visible()))
+    done = learner.learn(small_learner.make_groups(4), PhaseClock(cards=1), check_ratio=True)
+    assert abs(done.updates[0].ratio.value - 1) > 0.01
+
+
 def test_update_with_only_masked_completions_does_not_change_the_weights():
     learner = make_learner(dataclasses.replace(BASE, weight_decay=0.5), 2)
     before = parameters_of(learner)
