@@ -125,7 +125,7 @@ def test_measured_ratio_of_the_first_update_is_one_and_measuring_it_changes_no_w
 
 
 def test_measured_ratio_of_a_model_with_dropout_is_not_one_and_closes_the_gate():
-    from sweeps.config import compose
+    from sweeps.config.build import compose
 
     torch.manual_seed(0)
     groups = small_learner.make_groups(4)
