@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -83,7 +83,8 @@ def test_boolean_mask_given_to_eager_attention_is_found(tmp_path: Path, monkeypa
 def test_padded_rows_that_see_their_neighbours_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(tmp_path, "llama")
     policy, model, trainer = loaded(tmp_path)
-    embed = policy.backbone.embed_tokens
+    backbone: Any = policy.backbone
+    embed = backbone.embed_tokens
 
     class MixesRows(nn.Module):
         weight = embed.weight
@@ -91,7 +92,7 @@ def test_padded_rows_that_see_their_neighbours_are_refused(tmp_path: Path, monke
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return embed(ids) + embed(ids).mean(dim=0, keepdim=True)
 
-    policy.backbone.embed_tokens = MixesRows()
+    backbone.embed_tokens = MixesRows()
     with pytest.raises(ConfigurationError, match=r"padded rows differently .*trainer\.micro_batch_tokens=1"):
         probe_model(policy, model, trainer, LONGEST)
 
@@ -106,8 +107,8 @@ def test_soft_cap_that_sdpa_leaves_out_is_refused_and_eager_is_right(tmp_path: P
 def test_noise_in_the_mode_that_trains_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
     policy, model, trainer = loaded(tmp_path, gradient_checkpointing=True)
-    noise = nn.Dropout(0.3).train()
-    policy.backbone.layers[0].mlp.register_forward_hook(lambda module, inputs, output: noise(output))
+    noise, backbone = nn.Dropout(0.3).train(), cast(Any, policy.backbone)
+    backbone.layers[0].mlp.register_forward_hook(lambda module, inputs, output: noise(output))
     with pytest.raises(ConfigurationError, match=r"random in the mode that trains.*trainer\.gradient_checkpointing"):
         probe_model(policy, model, trainer, LONGEST)
 
@@ -125,7 +126,7 @@ def test_probe_leaves_the_random_state_and_the_attention_implementation_alone(tm
     before = torch.get_rng_state()
     probe_model(policy, model, trainer, LONGEST)
     assert torch.equal(torch.get_rng_state(), before)
-    assert policy.model.config._attn_implementation == "sdpa"
+    assert cast(Any, policy.model).config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
