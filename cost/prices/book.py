@@ -31,7 +31,9 @@ PRICE_KINDS = ("list", "contracted", "effective")
 # Files in the price folder that hold something other than price rows.
 NOT_PRICES = ("billing.yaml", "fx.yaml")
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "pricing"
-_PRICE = re.compile(r"\d{1,12}(\.\d{1,12})?")
+PRICE_PLACES = 12
+"""The most decimal places of a price."""
+_PRICE = re.compile(rf"\d{{1,12}}(\.\d{{1,{PRICE_PLACES}}})?")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cost.prices.book import MissingPriceError, PriceError, PriceRow, parse_price, price_instant
-from cost.prices.importers.snapshot import Snapshot
+from cost.prices.importers.snapshot import Snapshot, clean_price
 
 _PAGE = "https://aws.amazon.com/ec2/pricing/on-demand/"
 
@@ -62,7 +62,7 @@ def _on_demand_rows(product: dict[str, Any], instance: str, region: str, day_rea
     attributes = product["product"]["attributes"]
     for term in product["terms"].get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
-            price = parse_price(dimension["pricePerUnit"]["USD"], f"{instance} in {region}")
+            price = clean_price(dimension["pricePerUnit"]["USD"], f"{instance} in {region}")
             if dimension["unit"] != "Hrs" or price == 0:
                 continue
             yield _row(
@@ -155,7 +155,7 @@ def _row(
         cards=cards,
         purchase=purchase,
         currency="USD",
-        price=parse_price(price, f"{instance} in {region}"),
+        price=clean_price(price, f"{instance} in {region}"),
         tax_included=False,
         tax_rate=parse_price("0"),
         valid_from=valid_from,

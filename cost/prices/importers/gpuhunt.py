@@ -11,8 +11,8 @@ import hashlib
 from decimal import Decimal
 from pathlib import Path
 
-from cost.prices.book import PriceError, parse_price
-from cost.prices.importers.snapshot import Offer, Snapshot, rows_of
+from cost.prices.book import PriceError
+from cost.prices.importers.snapshot import Offer, Snapshot, clean_price, rows_of
 
 _CALLED = {"lambdalabs": "lambda", "vastai": "vast"}
 """Providers that go by another name in billing.yaml."""
@@ -68,7 +68,7 @@ def _read_provider(file: Path, *, day_read: str, valid_from: str, version: str) 
             )
         )
     source = f"gpuhunt catalogue {version or '(version unknown)'} {file.name}"
-    rows = rows_of(
+    rows, left_out = rows_of(
         _one_price_each(offers),
         provider=provider,
         currency="USD",
@@ -81,7 +81,7 @@ def _read_provider(file: Path, *, day_read: str, valid_from: str, version: str) 
         reports.append(f"{without_card} lines without a card left out")
     if unknown:
         reports.append(f"{unknown} lines without a price: unknown, left out")
-    return Snapshot(f"gpuhunt-{provider}", source, version or "unknown", sha256, day_read, rows, tuple(reports))
+    return Snapshot(f"gpuhunt-{provider}", source, version or "unknown", sha256, day_read, rows, (*reports, *left_out))
 
 
 def _one_price_each(offers: list[Offer]) -> list[Offer]:
@@ -96,4 +96,4 @@ def _one_price_each(offers: list[Offer]) -> list[Offer]:
 
 
 def _price(offer: Offer) -> Decimal:
-    return parse_price(offer.price, offer.where)
+    return clean_price(offer.price, offer.where)

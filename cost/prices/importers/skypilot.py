@@ -45,7 +45,7 @@ def read(
     offers = list(_offers(text, path, reports))
     name = "/".join(path.parts[-4:]) if path.name == "vms.csv" else path.name
     source = f"SkyPilot catalogue (github.com/skypilot-org/skypilot-catalog) {name}"
-    rows = rows_of(
+    rows, left_out = rows_of(
         offers,
         provider=provider,
         currency=currency,
@@ -53,7 +53,7 @@ def read(
         day_read=day_read,
         source=f"{source}, sha256 {digest(content)[:12]}",
     )
-    return Snapshot(provider, source, version or "unknown", digest(content), day_read, rows, tuple(reports))
+    return Snapshot(provider, source, version or "unknown", digest(content), day_read, rows, (*reports, *left_out))
 
 
 def _provider(path: Path) -> str:

@@ -1,6 +1,6 @@
-"""A snapshot of a foreign price list: its rows, where they came from, and what in it was not believed.
+"""A snapshot of another party's price list: its rows, their source, and what was left out or rounded.
 
-Written once, never changed: a newer import is a newer file with a later `valid_from`.
+A snapshot is written once and never changed. A newer import is a newer file with a later `valid_from`.
 """
 
 from __future__ import annotations
@@ -8,17 +8,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from pathlib import Path
 
-from cost.prices.book import PriceError, PriceRow, as_mapping, parse_price
+from cost.money import plain
+from cost.prices.book import PRICE_PLACES, PriceError, PriceRow, as_mapping, parse_price
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Rows of one import. `sha256` is that of the source; `reports` say, a sentence each, what was left out or not
-    believed."""
+    """Rows of one import. `sha256` is that of the source. `reports`: one sentence on each thing that was left out,
+    rounded or doubted."""
 
     name: str
     source: str
@@ -43,28 +47,68 @@ class Offer:
     where: str
 
 
+_FLOAT_DIGITS = 15
+"""Significant decimal digits that a double always keeps; what a price has beyond them is noise of the computation."""
+_NUMBER = re.compile(r"\d+(\.\d+)?([eE][+-]?\d+)?")
+
+
+def clean_price(text: str, where: str) -> Decimal:
+    """A price as a catalogue writes it, without the noise of float arithmetic: 0.36979999999999996 is 0.3698.
+
+    Raises:
+        PriceError: the text is not a plain number. The message begins with `where`.
+    """
+    if not _NUMBER.fullmatch(text.strip()):
+        return parse_price(text, where)
+    value = Decimal(text.strip())
+    if value and len(value.as_tuple().digits) > _FLOAT_DIGITS:
+        places = _FLOAT_DIGITS - 1 - value.adjusted()
+        value = value.quantize(Decimal(1).scaleb(-places), context=Context(prec=60))
+    exponent = value.as_tuple().exponent
+    if isinstance(exponent, int) and exponent < -PRICE_PLACES:
+        value = value.quantize(Decimal(1).scaleb(-PRICE_PLACES), context=Context(prec=60))
+    return parse_price(plain(value), where)
+
+
 def rows_of(
     offers: Iterable[Offer], *, provider: str, currency: str, valid_from: str, day_read: str, source: str
-) -> tuple[PriceRow, ...]:
-    """One row per machine, purchase option and region; a region whose zones differ in price gets a row per zone.
+) -> tuple[tuple[PriceRow, ...], tuple[str, ...]]:
+    """One row per machine, purchase option and region, and sentences on what was left out or rounded.
 
-    Raises PriceError, naming the line, for a price that is not a plain number above 0.
+    A region whose zones differ in price gets a row per zone. A price of 0 means that the price is unknown: no provider
+    gives cards away. Such lines are left out and counted. A price with float noise is rounded.
+
+    Raises:
+        PriceError: a price is not a plain number of 0 or more, or one machine has two prices in one zone. The message
+            names the line.
     """
     grouped: dict[tuple[str, str, str], dict[str, Offer]] = {}
+    zeros: Counter[str] = Counter()
+    noise: list[str] = []
+    prices: dict[str, Decimal] = {}
     for offer in offers:
-        if parse_price(offer.price, offer.where) == 0:
-            raise PriceError(f"{offer.where}: a price of 0; an unknown price is left empty, not 0")
+        price = prices[offer.price] = clean_price(offer.price, offer.where)
+        if not price:
+            zeros[offer.purchase] += 1
+            continue
+        if price != Decimal(offer.price):
+            noise.append(f"{offer.price.strip()} to {plain(price)}")
         zones = grouped.setdefault((offer.instance, offer.purchase, offer.region), {})
         known = zones.get(offer.zone)
-        if known is not None and parse_price(known.price) != parse_price(offer.price):
+        if known is not None and prices[known.price] != price:
             raise PriceError(
                 f"{offer.where}: {offer.instance} in {offer.zone or offer.region} costs {offer.price}, "
                 f"but {known.price} at {known.where}"
             )
         zones.setdefault(offer.zone, offer)
+    reports = [
+        f"{count} lines with a price {purchase} of 0: unknown, left out" for purchase, count in sorted(zeros.items())
+    ]
+    if noise:
+        reports.append(f"{len(noise)} prices with float noise rounded, such as {noise[0]}")
     rows = []
     for (_, _, region), zones in grouped.items():
-        one_price = len({parse_price(o.price) for o in zones.values()}) == 1
+        one_price = len({prices[o.price] for o in zones.values()}) == 1
         for offer in list(zones.values())[: 1 if one_price else None]:
             place = region if one_price or not offer.zone else f"{region}/{offer.zone}"
             rows.append(
@@ -76,7 +120,7 @@ def rows_of(
                     cards=offer.cards,
                     purchase=offer.purchase,
                     currency=currency,
-                    price=parse_price(offer.price, offer.where),
+                    price=prices[offer.price],
                     tax_included=False,
                     tax_rate=parse_price("0"),
                     valid_from=valid_from,
@@ -86,7 +130,7 @@ def rows_of(
                     card=offer.card,
                 )
             )
-    return tuple(sorted(rows, key=lambda r: (r.sku, r.purchase, r.region)))
+    return tuple(sorted(rows, key=lambda r: (r.sku, r.purchase, r.region))), tuple(reports)
 
 
 def digest(content: bytes) -> str:

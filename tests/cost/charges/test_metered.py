@@ -320,8 +320,9 @@ def test_a_month_of_an_accruing_disk_stays_what_it_was_when_it_was_over(ledger, 
 
 
 def storage_in_january(ledger, clock) -> int:
-    span = {"from_ns": instant_ns("2026-01-01"), "to_ns": instant_ns("2026-02-01")}
-    return costs(ledger, clock, **span)["storage"]
+    scope = ReportScope(by="category", from_ns=instant_ns("2026-01-01"), to_ns=instant_ns("2026-02-01"))
+    report = grouped_report(ledger, BOOK, scope, clock.utc, rules=rules("while_stopped"))
+    return {row.name: row.pico for row in report.rows}["storage"]
 
 
 def test_only_a_disk_is_stored_until_its_lease_ends(filled_ledger):

@@ -13,7 +13,7 @@ import pytest
 from botocore.stub import Stubber
 
 from cost.periods import instant_ns
-from cost.prices.book import MissingPriceError, PriceBook, PriceError
+from cost.prices.book import MissingPriceError, PriceBook, PriceError, as_mapping, read_row
 from cost.prices.importers import aws, gpuhunt, skypilot
 from cost.prices.importers.snapshot import Snapshot, write
 
@@ -94,9 +94,37 @@ def test_a_bad_price_in_a_catalogue_is_an_error_that_names_the_line(tmp_path, pr
         skypilot.read(file, day_read=DAY)
 
 
-def test_a_price_of_zero_is_refused_since_unknown_is_written_empty(tmp_path):
-    with pytest.raises(PriceError, match="line 2: a price of 0; an unknown price is left empty"):
-        skypilot.read(catalogue(tmp_path, "m,A100,1.0,8,8,us,,0.0,us-1,"), day_read=DAY)
+def test_a_price_of_zero_is_unknown_and_is_left_out_and_counted(tmp_path):
+    lines = [f"m{n},A100,1.0,8,8,us,{zero},{n}.5,us-1," for n, zero in enumerate(("0.00", "0.0", "0", "0E-8"), 1)]
+    found = skypilot.read(catalogue(tmp_path, *lines, "m9,A100,1.0,8,8,us,,0.00,us-1,"), day_read=DAY)
+    assert {purchase for _, purchase, _ in prices(found)} == {"on_demand"}
+    assert len(found.rows) == 4
+    assert "4 lines with a price spot of 0: unknown, left out" in found.reports
+    assert "1 lines with a price on_demand of 0: unknown, left out" in found.reports
+
+
+@pytest.mark.parametrize(
+    ("written", "price"),
+    [
+        ("0.36979999999999996", "0.3698"),
+        ("2.4000000000000004", "2.4"),
+        ("98.32000000000001", "98.32"),
+        ("0.30000000000000004", "0.3"),
+        ("1.1102230246251565", "1.11022302462516"),
+        ("1E+1", "10"),
+        ("5e-05", "0.00005"),
+        ("0.3698", "0.3698"),
+    ],
+)
+def test_float_noise_in_a_price_is_rounded_and_named(tmp_path, written, price):
+    found = skypilot.read(catalogue(tmp_path, f"m,A100,1.0,8,8,us,,{written},us-1,"), day_read=DAY)
+    (row,) = found.rows
+    expected = Decimal(price).quantize(Decimal("1e-12")).normalize()
+    assert row.price == expected
+    assert read_row(as_mapping(row), "again") == row
+    rounded = [report for report in found.reports if "float noise" in report]
+    assert bool(rounded) == (Decimal(written) != row.price)
+    assert all(written in report for report in rounded)
 
 
 def test_parts_of_a_card_and_cards_priced_apart_from_their_machine_are_left_out_and_counted(tmp_path):
