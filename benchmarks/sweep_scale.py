@@ -34,8 +34,9 @@ from sweeps.config.build import canonical, compose
 from sweeps.config.types import MachineConfig
 from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
-from sweeps.journal.events import DriverEnd, DriverEnded, DriverStarted, SweepPlanned
+from sweeps.journal.events import DriverEnded, DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialRecord, TrialState
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.planning.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[1]

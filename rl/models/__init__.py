@@ -3,7 +3,7 @@
 Models that are converted or trained here are stored in a cache and made once. Weights are never unpickled. Nothing is
 downloaded, except for `kind: hf` with a hub id.
 
-Tested in tests/rl/models/test_hub.py, test_smollm2.py and test_tiny.py.
+Tested in tests/rl/models/test_hub.py, tests/rl/models/test_smollm2.py and tests/rl/models/test_tiny.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The commands that move a sweep to another machine and back: push, pack, unpack, merge.
 
-Tested in tests/sweeps/storage/test_pack.py and test_uploads.py.
+Tested in tests/sweeps/storage/test_pack.py and tests/sweeps/storage/test_uploads.py.
 """
 
 from __future__ import annotations

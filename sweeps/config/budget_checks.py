@@ -1,6 +1,6 @@
 """What budget, chargeback, gate, storage and tracking must satisfy.
 
-Tested in tests/sweeps/config/test_messages.py and test_build.py.
+Tested in tests/sweeps/config/test_messages.py and tests/sweeps/config/test_build.py.
 """
 
 from __future__ import annotations

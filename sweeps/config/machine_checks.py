@@ -1,6 +1,6 @@
 """What the machine must satisfy: its cards, its description, how it is acquired and released; and the retries on it.
 
-Tested in tests/sweeps/config/test_messages.py and test_text_values.py.
+Tested in tests/sweeps/config/test_messages.py and tests/sweeps/config/test_text_values.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Hydra's own messages name its internals; these messages name the key, the mistake and the remedy. Only names are checked
 here. Values are checked when they have their types, by `sweeps/config/value_checks.py`.
 
-Tested in tests/sweeps/config/test_messages.py and test_files.py.
+Tested in tests/sweeps/config/test_messages.py and tests/sweeps/config/test_files.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a search must satisfy: its search space, its number of trials, its pruning. In sentences for who typed it.
+"""Checks of a search: its space, its number of trials, its pruning, with a sentence for each problem.
 
-Every end and every choice of an axis is tried in the configuration, and so are the points that will run: whatever the
-learner refuses at one of them is refused before anything is billed.
+Every end and every choice of an axis is tried in the configuration, and so are the points that will run: a value that
+the learner refuses is reported before anything is billed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Values that are typed as text and parsed once: a duration, how a machine is released, who announces a preemption.
+"""Values that are typed as text and parsed once: durations, releases of a machine, sources of preemption notices.
 
-Each class has `parse`, and `str` gives a text that parses to the same value. `cost.money.Money` is the fourth of them.
+Each class has `parse`, and `str` gives a text that parses to the same value. `cost.money.Money` is a fourth such class.
 `rl.codec` reads and writes such values as text.
 """
 
@@ -77,7 +77,7 @@ class ReleaseMethod:
 
 @dataclass(frozen=True)
 class PreemptionSource:
-    """Who announces that the provider is about to take the machine back (`machine.preemption`)."""
+    """The source of notices that the provider is about to take the machine back (`machine.preemption`)."""
 
     kind: Literal["none", "ec2", "gcp", "file", "command"]
     argument: str = ""

@@ -132,7 +132,7 @@ class SearchConfig:
     pruning_warmup_completions: int | None
     """No trial is pruned before this; None: the completions of the largest batch at its first evaluation."""
     pruning_factor: int
-    """asha: 1 in this many trials goes on at a rung, and each rung is this many times as far as the one before."""
+    """asha: 1 in this many trials continues at a rung, and each rung is this many times as far as the one before."""
     pruning_percentile: float
     """median: a trial is pruned below this percentile of the others."""
     cards_per_trial: int

@@ -1,8 +1,7 @@
-"""What the values of a configuration must satisfy, in sentences for the person who typed them.
+"""Checks of the values of a configuration, with a sentence for each problem.
 
-Apart from looking whether a named file or folder exists, these checks read nothing. Whoever loads a model, a task or a
-price reports what is wrong with it, still before anything is billed. `sweeps/config/search_checks.py` checks the
-search space.
+The checks read nothing, except whether a named file or folder exists. Problems of a model, a task or a price are
+reported when it is loaded, still before anything is billed. `sweeps/config/search_checks.py` checks the search space.
 
 Tested in tests/sweeps/config/test_messages.py.
 """

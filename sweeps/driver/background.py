@@ -11,7 +11,7 @@ from functools import cached_property
 
 from cost.charges.power import PowerMeter
 from sweeps.driver.context import DriverContext
-from sweeps.journal.events import DriverEnd
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines.lease import machine_instance
 from sweeps.machines.preemption import PreemptionWatch, probe_of
 from sweeps.report.mlflow_store import default_uri

@@ -21,7 +21,6 @@ from sweeps.driver.labels import accuracy_labels, start_labels
 from sweeps.driver.running_attempt import RunningAttempt
 from sweeps.executors import Attempt
 from sweeps.journal.events import (
-    AttemptOutcome,
     AttemptStarted,
     CardsReleased,
     CommandSent,
@@ -29,6 +28,7 @@ from sweeps.journal.events import (
     WarningIssued,
 )
 from sweeps.journal.journal import OUTCOME_STATES, Journal, TrialRecord, TrialState
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.planning.plan import PlannedTrial, trial_spec
 from sweeps.protocol.lr_rule import next_lr
 from sweeps.scheduling.budget_controller import BudgetController

@@ -1,7 +1,7 @@
 """From a checked configuration to a finished sweep and an exit code: what is opened and closed, in which order.
 
-Everything that can be wrong is found before a lease is opened. Whatever happens afterwards, the processes are ended,
-the journal and the ledger are closed, and a person reads what to do next.
+Everything that can be checked is checked before a lease is opened. After that, in every case, the processes are ended,
+the journal and the ledger are closed, and the command to continue with is printed.
 
 Tested in tests/sweeps/driver/test_budget_run.py and tests/e2e/test_sweep_command.py.
 """
@@ -68,9 +68,10 @@ from sweeps.driver.summary import (
 from sweeps.executors import Executor
 from sweeps.forecast.calibration import calibrated, plan_time
 from sweeps.forecast.step_time import from_data_sheet, measured
-from sweeps.journal.events import AttemptOutcome, DriverEnd, DriverEnded, DriverStarted
+from sweeps.journal.events import DriverEnded, DriverStarted
 from sweeps.journal.journal import SweepRecord
 from sweeps.journal.lost_attempts import end_lost_attempts, end_lost_attempts_of_all
+from sweeps.journal.outcomes import AttemptOutcome, DriverEnd
 from sweeps.machines import acquire, lease, release
 from sweeps.machines.cards import lock_cards, ray_address
 from sweeps.machines.pricing import find_price, forecast_labels

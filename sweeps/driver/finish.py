@@ -16,8 +16,9 @@ from cost.ledger.sqlite_copy import daily_backup
 from cost.records import LedgerRemovedError, StoreError
 from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.context import DriverContext
-from sweeps.journal.events import DriverEnd, GateVerdict, WarningIssued
+from sweeps.journal.events import GateVerdict, WarningIssued
 from sweeps.journal.journal import SweepRecord, TrialState
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines import release
 from sweeps.protocol.gates import metric_gate
 from sweeps.storage.sweep_bucket import bucket_of

@@ -1,4 +1,4 @@
-"""Checks before anything is billed: whatever would stop every trial is reported as a configuration error.
+"""Checks before anything is billed: everything that would stop every trial is a configuration error.
 
 Tested in tests/sweeps/machines/test_cards.py and tests/e2e/test_sweep_command.py.
 """

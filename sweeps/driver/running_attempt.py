@@ -27,7 +27,7 @@ class RunningAttempt:
     last_sequence: int = -1
     """Number of its newest message."""
     stop_sent: bool = False
-    """Its trainer was told to stop: it writes a checkpoint and ends."""
+    """Its trainer has received a stop command: it writes a checkpoint and ends."""
     checkpoint_flush: int | None = None
     """How often the journal had been flushed when the newest checkpoint was reported."""
 

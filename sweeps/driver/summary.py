@@ -21,8 +21,9 @@ from sweeps.config.axes import axes
 from sweeps.config.types import SweepConfig
 from sweeps.driver.context import DriverContext
 from sweeps.forecast.step_time import StepTime, sweep_seconds
-from sweeps.journal.events import DriverEnd, GateVerdict
+from sweeps.journal.events import GateVerdict
 from sweeps.journal.journal import TrialState
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines.pricing import Pricing
 from sweeps.planning.plan import Plan, make_plan
 from sweeps.protocol.promotion import Promotion

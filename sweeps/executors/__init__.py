@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rl.spec import Command, ConfigurationError, Event, Finished, OutOfMemoryError, PreemptedError, Stop, TrialSpec
-from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
+from sweeps.journal.outcomes import STOP_OUTCOMES, AttemptOutcome
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Controller(Protocol):
         ...
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
-        """The attempt's processes are gone and its cards are back, or (False) not in time. Comes after `on_ended`."""
+        """The attempt's processes have ended and its cards are returned; False: not in time. After `on_ended`."""
         ...
 
     def on_cards(self, cards: int) -> None:
-        """Trials can use this many cards from now on: a node was lost or has joined, or cards did not come back."""
+        """Trials can use this many cards from now on: a node was lost or has joined, or cards were not returned."""
         ...
 
     def stopping(self) -> bool:

@@ -16,7 +16,7 @@ from rl.codec import from_json, message_from_json, to_json
 from rl.spec import Finished, TrialSpec
 from sweeps.executors import outcome_of_error
 from sweeps.executors.processes import MARK, AttemptProcesses, own_processes, write_output_to
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.outcomes import AttemptOutcome
 
 
 class AttemptActor(tune.Trainable):

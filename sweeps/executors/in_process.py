@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rl.spec import Command, Event, Finished, Stop, Trainer
 from rl.trainers.simulated import SimulatedTrainer
 from sweeps.executors import Attempt, Controller, HungError, outcome_of_error, outcome_of_finish, outcome_of_stop
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.outcomes import AttemptOutcome
 
 if TYPE_CHECKING:
     from cost.clock import FakeClock

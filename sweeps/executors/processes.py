@@ -51,7 +51,7 @@ def own_processes(
 
 
 def write_output_to(file: Path) -> None:
-    """Append to `file` whatever this process and its children print from now on."""
+    """Append to `file` everything that this process and its children print from now on."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from sweeps.executors import Attempt
 from sweeps.executors.cluster import alive_nodes
 from sweeps.executors.processes import AttemptProcesses, end_processes
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.outcomes import AttemptOutcome
 
 RELEASE_SECONDS = 60.0
 """After its end, an attempt's processes and cards count as not released after this long."""

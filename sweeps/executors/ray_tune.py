@@ -2,7 +2,7 @@
 
 Tune schedules and supervises; it decides nothing. A searcher hands out what the controller wants to run, retries are
 the controller's (`max_failures=0`), and Tune's own experiment state is not used: a resume reads the journal. Before a
-trainer starts, the processes of every ended attempt are gone and their cards are back.
+trainer starts, the processes of every ended attempt have ended and their cards are returned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sweeps.executors.cluster import alive_nodes, named, on_node, resource_of, s
 from sweeps.executors.processes import AttemptProcesses, end_marked_processes
 from sweeps.executors.ray_attempt import RELEASE_SECONDS, AttemptCleanup, RayAttempt
 from sweeps.executors.tune_calls import ControllerCallback, ControllerSearcher, NothingToStartStopper
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.outcomes import AttemptOutcome
 
 EXIT_SECONDS = 10.0
 """How long an attempt's own process may take to end by itself."""

@@ -14,8 +14,8 @@ from cost.forecast.hardware import Hardware, ModelSize
 from cost.forecast.measured_run import MeasuredRun, MeasuredStep, OffStep
 from rl.messages import CheckpointWritten, EvalReport, Started, StepReport
 from sweeps.journal.event_codec import messages_in
-from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import sweep_events
+from sweeps.journal.outcomes import AttemptOutcome
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger

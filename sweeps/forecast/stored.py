@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cost.charges.attribution import attribute
 from cost.forecast.score import Actual, ScoreRow, StoredForecast, from_json, score, store, to_json
 from cost.prices.book import PriceBook
-from sweeps.journal.events import DriverEnd
+from sweeps.journal.outcomes import DriverEnd
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -66,8 +66,8 @@ def _actual(ledger: Ledger, forecast: StoredForecast, record: SweepRecord, book:
         card_ns[line.category] = card_ns.get(line.category, 0) + line.micro_card_ns
         money[line.category] = money.get(line.category, 0) + line.pico
     leases = [state for state in attribution.leases if state.lease.lease_id in record.lease_ids]
-    held = sum((state.to_ns or ledger.now_ns()) - state.from_ns for state in leases)
+    leased_ns = sum((state.to_ns or ledger.now_ns()) - state.from_ns for state in leases)
     priced = not any(line.unpriced for line in attribution.lines)
     return Actual(
-        forecast.forecast_id, held, {k: v // 10**6 for k, v in card_ns.items() if v}, money if priced else None
+        forecast.forecast_id, leased_ns, {k: v // 10**6 for k, v in card_ns.items() if v}, money if priced else None
     )

@@ -14,75 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cost.money import Money
-from rl.spec import Command, StopKind
+from rl.spec import Command
 from sweeps.journal.messages import RecordedMessage
+from sweeps.journal.outcomes import AttemptOutcome, DriverEnd
 from sweeps.journal.trial_summary import TrialSummary
 from sweeps.planning.plan import PlannedTrial
 
 if TYPE_CHECKING:
     from sweeps.planning.plan import Plan
-
-# ---------------------------------------------------------------------------------------------------------------------
-# How attempts and drivers end
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class AttemptOutcome(StrEnum):
-    """How an attempt ended."""
-
-    COMPLETED = "completed"
-    """All steps are done."""
-    CRASHED = "crashed"
-    """The trainer raised, or its process died."""
-    HUNG = "hung"
-    """The trainer reported nothing for longer than `retry.hung_after_seconds`."""
-    OUT_OF_MEMORY = "out_of_memory"
-    BAD_CONFIGURATION = "bad_configuration"
-    """The trainer refused the trial's configuration."""
-    PREEMPTED = "preempted"
-    """The attempt lost its machine, or the driver is about to lose it."""
-    INTERRUPTED = "interrupted"
-    """The driver stopped for a reason that is not the trial's; a resume continues the trial."""
-    LOST = "lost"
-    """The driver died, so how the attempt ended is unknown."""
-    PRUNED = "pruned"
-    """The search ended the trial early."""
-    BUDGET = "budget"
-    """A budget limit stopped the trial."""
-    CANCELLED = "cancelled"
-    """A person cancelled the trial."""
-
-
-STOP_OUTCOMES: Mapping[StopKind, AttemptOutcome] = {
-    StopKind.INTERRUPTED: AttemptOutcome.INTERRUPTED,
-    StopKind.REQUESTED: AttemptOutcome.INTERRUPTED,
-    StopKind.TERMINATED: AttemptOutcome.PREEMPTED,
-    StopKind.MACHINE_TAKEN: AttemptOutcome.PREEMPTED,
-    StopKind.NO_CARDS: AttemptOutcome.INTERRUPTED,
-    StopKind.IDLE: AttemptOutcome.INTERRUPTED,
-    StopKind.BUDGET: AttemptOutcome.BUDGET,
-    StopKind.PRUNED: AttemptOutcome.PRUNED,
-    StopKind.CANCELLED: AttemptOutcome.CANCELLED,
-}
-"""How an attempt ends that the driver stopped."""
-
-
-class DriverEnd(StrEnum):
-    """How a driver ended its work on a sweep."""
-
-    DONE = "done"
-    """Every trial is over and the gate was judged."""
-    INTERRUPTED = "interrupted"
-    """The sweep was stopped; a resume continues it."""
-    BUDGET = "budget"
-    """A budget limit stopped the sweep, or has no room for any trial."""
-    FAILED = "failed"
-    """An error ended the driver."""
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The plan
@@ -240,13 +182,13 @@ class MessagesReported:
 
 @dataclass(frozen=True)
 class CommandSent:
-    """The driver answered a trainer message with something else than `Continue`."""
+    """The driver replied to a trainer message with a command other than `Continue`."""
 
     kind: ClassVar[str] = "command"
     trial_id: str
     attempt: int
     sequence: int
-    """Number of the message that the command answers."""
+    """Number of the message that the command replies to."""
     step: int
     """Steps done when the command was sent."""
     command: Command
@@ -294,7 +236,7 @@ class TrialSummarised:
 
 @dataclass(frozen=True)
 class RetryPlanned:
-    """The trial is tried again."""
+    """The trial is retried."""
 
     kind: ClassVar[str] = "retry"
     trial_id: str
@@ -315,7 +257,7 @@ class RetryPlanned:
 
 @dataclass(frozen=True)
 class CardsReleased:
-    """An attempt's processes are gone and its cards are back, or neither happened in time."""
+    """An attempt's processes have ended and its cards are returned, or not in time."""
 
     kind: ClassVar[str] = "released"
     trial_id: str
@@ -371,7 +313,7 @@ class GateVerdict:
     simulated: bool
     """The trials were simulated: the verdict opens simulated stages only."""
     forced: str = ""
-    """Why a person passes a closed gate; empty: nobody does."""
+    """Why a person passes a closed gate; empty: the gate is not forced."""
 
     key: ClassVar[str] = ""
 

@@ -18,7 +18,6 @@ from rl.spec import Event, StepReport
 from sweeps.journal.event_codec import encode, messages_in
 from sweeps.journal.events import (
     AttemptEnded,
-    AttemptOutcome,
     AttemptStarted,
     DriverStarted,
     JournalEvent,
@@ -26,6 +25,7 @@ from sweeps.journal.events import (
     TrialSummarised,
 )
 from sweeps.journal.messages import RecordedMessage, record_message
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.journal.state import OUTCOME_STATES, UNFINISHED, AttemptRecord, SweepRecord, TrialRecord, TrialState
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from cost.ledger.ledger import Ledger
-from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import Journal, SweepRecord, TrialState
+from sweeps.journal.outcomes import AttemptOutcome
 
 
 def end_lost_attempts(journal: Journal, alive: Collection[tuple[str, int]] = ()) -> None:

@@ -17,12 +17,10 @@ from rl.spec import CheckpointWritten, Event, SetLr, Started, Stop, StopKind
 from sweeps.journal.event_codec import decode
 from sweeps.journal.events import (
     AttemptEnded,
-    AttemptOutcome,
     AttemptStarted,
     CardsReleased,
     CheckpointMoved,
     CommandSent,
-    DriverEnd,
     DriverEnded,
     DriverStarted,
     GateVerdict,
@@ -37,6 +35,7 @@ from sweeps.journal.events import (
     WarningIssued,
 )
 from sweeps.journal.messages import RecordedMessage
+from sweeps.journal.outcomes import AttemptOutcome, DriverEnd
 from sweeps.journal.trial_summary import TrialSummary
 from sweeps.planning.plan import PlannedTrial
 
@@ -176,7 +175,7 @@ class SweepRecord:
     operator_requests: int = 0
     """How many requests of a person are in the journal."""
     stop_requested: str | None = None
-    """Why a person asked the running driver to stop; None: nobody did."""
+    """Why a person asked the running driver to stop; None: there is no such request."""
     unreleased: list[str] = field(default_factory=list)
     """Attempts whose processes or cards were still in use after they ended, `trial/attempt`."""
 

@@ -1,4 +1,4 @@
-"""The summary of a trial's messages: of bounded size, whatever the number of its steps.
+"""The summary of a trial's messages: its size does not grow with the number of steps.
 
 Gates, forecasts, the learning-rate rule, pruning and the terminal use it. Readers that need every step of a trial read
 the journal (`sweeps.journal.trial_reports`). A step counts once: steps and evaluations that are done again after a

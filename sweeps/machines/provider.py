@@ -32,7 +32,7 @@ def start_machine(machine: MachineConfig) -> str:
     """Run `machine.up`; the HOST:PORT of a Ray, if the command's last line is one, else an empty text.
 
     Raises:
-        ConfigError: the command failed. No lease is open; whatever it started remains to be cleaned up.
+        ConfigError: the command failed. No lease is open; what the command started must be cleaned up by hand.
     """
     try:
         done = _shell(machine.up)
@@ -49,7 +49,7 @@ def start_machine(machine: MachineConfig) -> str:
 
 
 def stop_machine(machine: MachineConfig, instance_id: str = "", client: Any = None) -> ReleaseOutcome:
-    """Release the machine as `machine.down` says, and wait for the confirmation.
+    """Release the machine with `machine.down`, and wait for the confirmation.
 
     A command confirms with exit code 0. EC2 is queried until it reports the instance's end. A shutdown of this host
     cannot be confirmed.

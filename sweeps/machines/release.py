@@ -15,13 +15,13 @@ from cost.records import IntegrityError, LeaseState, StoreError
 from cost.reports.unaccounted import LEFT
 from rl.spec import Stop, StopKind
 from sweeps.config.types import MachineConfig, SweepConfig
-from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import SweepRecord
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines import lease, provider
 from sweeps.machines.provider import ReleaseOutcome
 
 _NOT_RELEASED_AFTER = frozenset({StopKind.INTERRUPTED, StopKind.TERMINATED, StopKind.MACHINE_TAKEN})
-"""A person at the terminal may want to look at the machine; the others mean that somebody else ends it."""
+"""After an interruption a person may want to look at the machine; after the others, it is being stopped anyway."""
 
 
 def should_release(cfg: SweepConfig, end: DriverEnd, stop: Stop | None) -> bool:
@@ -74,7 +74,7 @@ def release(
     before_stop()
     try:
         outcome = stop_machine(machine, state.lease.resource_id)
-    except Exception as error:  # whatever the provider's client raises: the machine may still be running
+    except Exception as error:  # any error of the provider's client: the machine may still be running
         outcome = ReleaseOutcome(False, f"{type(error).__name__}: {provider.first_line(str(error))}")
     why = outcome.text
     by_hand = f"python -m cost leases close {lease_id} --released"

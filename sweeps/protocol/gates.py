@@ -105,4 +105,4 @@ def _cards_released(record: SweepRecord) -> GateCheck:
     if record.unreleased:
         attempts = ", ".join(record.unreleased)
         return GateCheck("cards released", False, f"processes or cards were still in use after the end of {attempts}")
-    return GateCheck("cards released", True, "every attempt's processes ended and its cards came back")
+    return GateCheck("cards released", True, "every attempt's processes ended and its cards were returned")

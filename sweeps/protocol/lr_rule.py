@@ -67,8 +67,8 @@ def advise(trial: TrialSummary, algorithm: AlgorithmSpec) -> Advice:
 def next_lr(trial: TrialRecord, message: StepReport, algorithm: AlgorithmSpec) -> float | None:
     """The learning rate to set after this step; None: keep the present one.
 
-    Lowered as often as the rule says so, raised at most once per stage, and `WINDOW_STEPS` apart. A step that is done
-    again after a restore gets the same answer as the first time.
+    The rate is lowered as often as the rule advises and raised at most once per stage, with at least `WINDOW_STEPS`
+    between two changes. A step that is repeated after a restore gets the same rate as the first time.
     """
     if message.step in trial.lr_changes:
         return trial.lr_changes[message.step]

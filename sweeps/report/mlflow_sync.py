@@ -16,7 +16,6 @@ from sweeps.journal.event_codec import decode
 from sweeps.journal.events import (
     AttemptEnded,
     AttemptStarted,
-    DriverEnd,
     DriverEnded,
     GateVerdict,
     MessagesReported,
@@ -26,6 +25,7 @@ from sweeps.journal.events import (
 from sweeps.journal.journal import OUTCOME_STATES, TrialState, sweep_events
 from sweeps.journal.messages import RecordedMessage
 from sweeps.journal.metrics import step_metrics
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.planning.plan import PlannedTrial
 from sweeps.report.mlflow_store import experiment_id_of, open_client
 
@@ -65,7 +65,7 @@ class MlflowSync:
         """Deliver all events since the cursor, in parts. The cursor moves after each complete part.
 
         Raises:
-            Exception: whatever MLflow raises. The cursor stays, so the next call repeats the part.
+            Exception: any error of MLflow. The cursor stays, so the next call repeats the part.
         """
         metrics: dict[str, list[Any]] = {}
         last = self._cursor

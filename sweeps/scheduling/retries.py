@@ -1,4 +1,4 @@
-"""What an attempt's end means for its trial: over, or tried again, when, and with what.
+"""What an attempt's end means for its trial: whether it is retried, when, and with which micro-batch.
 
 Pure: from what the journal knows of a trial to a decision. The driver writes the decision into the journal beside the
 end itself, so that it holds after a restart.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sweeps.config.types import RetryConfig
-from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import TrialRecord
+from sweeps.journal.outcomes import AttemptOutcome
 
 LONGEST_BACKOFF_SECONDS = 600.0
 LEAST_MICRO_BATCH_TOKENS = 16
@@ -31,9 +31,9 @@ def retry_after(
 ) -> Retry | None:
     """What to do after an attempt that ended in `outcome`; None: nothing more.
 
-    Being preempted is not the trial's fault and does not count. A crash waits `backoff_seconds`, and twice as long
-    each further time. Out of memory is tried with half the micro-batch, which gives the same loss. What cannot run as
-    configured is never tried again, nor is a trial that was told to stop.
+    A preemption does not count as a failure. After a crash, the retry waits `backoff_seconds`, doubled each further
+    time. After running out of memory, the micro-batch is halved, which gives the same loss. A trial that cannot run as
+    configured or that was stopped is never retried.
 
     Args:
         trial: the record, the attempt that ended being its last.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 REQUEST_TRIES = 5
 """Tries of one request by boto3, with growing pauses."""
 MAX_FAILURES = 3
-"""Failures in a row after which an operation gives up, where somebody waits for it."""
+"""Failures in a row after which an operation gives up, while a command waits for it."""
 
 
 def bucket_of(storage: StorageConfig) -> Bucket:

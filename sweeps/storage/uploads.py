@@ -81,7 +81,7 @@ class SweepUpload:
         """Upload every checkpoint that is due, and delete those that retention no longer keeps.
 
         Raises:
-            Exception: whatever boto3 raises, or BucketError. Finished uploads stay; the next call does the rest.
+            Exception: any error of boto3, or BucketError. Finished uploads stay; the next call does the rest.
         """
         if self._uploaded is None:
             self._uploaded, self._incomplete = s3_checkpoints.stored(self._client, self._place)

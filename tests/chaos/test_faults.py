@@ -17,8 +17,8 @@ from cost.ledger.ledger import Ledger
 from rl.spec import Command, Event
 from sweeps.executors import Attempt
 from sweeps.journal.event_codec import messages_in
-from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import REPORT_KINDS, load, sweep_events
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.report.mlflow_tracker import MlflowTracker
 from tests.chaos.broken import break_and_resume
 from tests.chaos.mlflow_server import a_server

@@ -108,7 +108,7 @@ Moment = tuple[str, str]
 def run_killed(folder: Path, cache: Path, moments: list[Moment], *more: str) -> str:
     """Run a sweep of one command, killed with SIGKILL at these moments, to its end; what the last driver printed.
 
-    A killed trial is tried again by the same driver; after a killed driver the same command goes on.
+    The same driver retries a killed trial; after a killed driver, the same command resumes.
     """
     waiting = list(moments)
     while True:

@@ -16,8 +16,9 @@ from sweeps.config.types import SweepConfig
 from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.forecast.step_time import StepTime
-from sweeps.journal.events import DriverEnd, DriverEnded, DriverStarted, SweepPlanned
+from sweeps.journal.events import DriverEnded, DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialRecord
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines.pricing import Pricing
 from sweeps.planning.plan import make_plan
 from sweeps.scheduling.budget_controller import BudgetController

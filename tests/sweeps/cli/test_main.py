@@ -20,9 +20,9 @@ from sweeps.config.types import ConfigError
 from sweeps.driver.controller import SweepController
 from sweeps.driver.driver import run
 from sweeps.driver.resume import earlier_sweeps, locked_sweep, sweep_to_resume
-from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
 from sweeps.journal.journal import Journal, TrialState, load
 from sweeps.journal.lost_attempts import end_lost_attempts_of_all
+from sweeps.journal.outcomes import STOP_OUTCOMES, AttemptOutcome
 from sweeps.planning.plan import make_plan
 from tests.sweeps.in_process import Silent, a_sweep
 

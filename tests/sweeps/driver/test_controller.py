@@ -10,8 +10,8 @@ import pytest
 from rl.spec import Stop, StopKind
 from rl.trainers.simulated import SimulatedTrainer
 from sweeps.executors.in_process import InProcessExecutor
-from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import TrialState, load
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.protocol.gates import metric_gate
 from tests.sweeps.in_process import a_sweep
 

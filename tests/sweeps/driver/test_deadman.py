@@ -18,8 +18,9 @@ from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import sweep_lock
 from sweeps.config.build import canonical, compose
 from sweeps.driver.deadman import start, watch
-from sweeps.journal.events import AttemptStarted, DriverEnd, DriverEnded, DriverStarted, SweepPlanned
+from sweeps.journal.events import AttemptStarted, DriverEnded, DriverStarted, SweepPlanned
 from sweeps.journal.journal import Journal, TrialState, load
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines.lease import attach_to_machine
 from sweeps.machines.pricing import find_price
 from sweeps.planning.plan import make_plan

@@ -11,8 +11,8 @@ from cost.ledger.ledger import Ledger
 from sweeps.config.build import compose
 from sweeps.driver.driver import EXIT_FAILED, EXIT_OK, run
 from sweeps.executors.in_process import InProcessExecutor
-from sweeps.journal.events import DriverEnd
 from sweeps.journal.journal import load, sweep_ids
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines import lease
 
 TYPED = [

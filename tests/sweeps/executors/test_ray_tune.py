@@ -18,7 +18,7 @@ from sweeps.config.build import compose
 from sweeps.executors import Attempt, ray_attempt
 from sweeps.executors.attempt_actor import AttemptActor
 from sweeps.executors.processes import AttemptProcesses
-from sweeps.journal.events import AttemptOutcome
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.planning.plan import make_plan, trial_spec
 
 

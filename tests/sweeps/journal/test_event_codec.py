@@ -14,12 +14,10 @@ from sweeps.config.build import canonical, compose
 from sweeps.journal.event_codec import KINDS, decode, encode, messages_in
 from sweeps.journal.events import (
     AttemptEnded,
-    AttemptOutcome,
     AttemptStarted,
     CardsReleased,
     CheckpointMoved,
     CommandSent,
-    DriverEnd,
     DriverEnded,
     DriverStarted,
     GateCheck,
@@ -35,6 +33,7 @@ from sweeps.journal.events import (
     WarningIssued,
 )
 from sweeps.journal.messages import record_message
+from sweeps.journal.outcomes import AttemptOutcome, DriverEnd
 from sweeps.journal.trial_summary import TrialSummary
 from sweeps.planning.plan import make_plan
 from tests.sweeps.reports import a_step, an_evaluation

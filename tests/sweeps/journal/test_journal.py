@@ -14,7 +14,7 @@ from cost.ledger.ledger import Ledger
 from cost.records import LOST_WORK_OUTCOMES, IntegrityError, NewEvent
 from rl.spec import CheckpointWritten, Started
 from sweeps.journal.event_codec import encode, messages_in
-from sweeps.journal.events import AttemptOutcome, MessagesReported, OperatorRequest, TrialSummarised, WarningIssued
+from sweeps.journal.events import MessagesReported, OperatorRequest, TrialSummarised, WarningIssued
 from sweeps.journal.journal import (
     MAX_WAIT_NS,
     MAX_WAITING_MESSAGES,
@@ -26,6 +26,7 @@ from sweeps.journal.journal import (
     sweep_events,
 )
 from sweeps.journal.messages import record_message
+from sweeps.journal.outcomes import AttemptOutcome
 from tests.sweeps.in_process import Sweep, a_sweep
 from tests.sweeps.reports import a_step, an_evaluation
 

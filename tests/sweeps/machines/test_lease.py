@@ -15,8 +15,9 @@ from cost.ledger.machine_states import StateChange, set_state
 from cost.prices.billing import load_rules
 from sweeps.config.build import compose
 from sweeps.config.types import ConfigError
-from sweeps.journal.events import DriverEnd, DriverEnded
+from sweeps.journal.events import DriverEnded
 from sweeps.journal.journal import Journal
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines.lease import attach_to_machine, machine_instance
 from sweeps.machines.pricing import find_price
 

@@ -19,7 +19,7 @@ from rl.spec import Stop, StopKind
 from sweeps.config.build import compose
 from sweeps.config.text_values import ReleaseMethod
 from sweeps.config.types import ConfigError, MachineConfig
-from sweeps.journal.events import DriverEnd
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines import acquire, provider, release
 from sweeps.machines.lease import attach_to_machine
 from sweeps.machines.pricing import Pricing, find_price

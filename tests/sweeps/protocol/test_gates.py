@@ -7,8 +7,9 @@ import math
 import pytest
 
 from sweeps.config.types import GateConfig
-from sweeps.journal.events import AttemptOutcome, GateVerdict
+from sweeps.journal.events import GateVerdict
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.planning.plan import PlannedTrial
 from sweeps.protocol.gates import metric_gate
 from tests.sweeps.reports import a_step, an_evaluation

@@ -8,8 +8,9 @@ import pytest
 
 from sweeps.config.build import canonical, compose
 from sweeps.driver.driver import EXIT_GATE, EXIT_OK, run
-from sweeps.journal.events import AttemptOutcome, GateCheck, GateVerdict
+from sweeps.journal.events import GateCheck, GateVerdict
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.promotion import promotion, recipe_hash
 

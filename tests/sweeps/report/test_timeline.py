@@ -13,8 +13,9 @@ from cost.prices.book import PriceBook, PriceRow
 from cost.reports.by_trial import sweep_report
 from sweeps.cli.main import app
 from sweeps.config.build import compose
-from sweeps.journal.events import DriverEnd, DriverEnded, GateCheck, GateVerdict
+from sweeps.journal.events import DriverEnded, GateCheck, GateVerdict
 from sweeps.journal.journal import REPORT_KINDS, decisions, load, replay, sweep_events
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines.pricing import find_price
 from sweeps.report.timeline import read_costs, still_running, timeline
 from tests.sweeps.in_process import Sweep, a_sweep

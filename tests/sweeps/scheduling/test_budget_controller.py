@@ -13,7 +13,7 @@ from cost.periods import instant_ns
 from cost.reports.by_trial import sweep_report
 from sweeps.config.types import ConfigError
 from sweeps.forecast.step_time import StepTime
-from sweeps.journal.events import STOP_OUTCOMES, AttemptOutcome
+from sweeps.journal.outcomes import STOP_OUTCOMES, AttemptOutcome
 from tests.sweeps.paid import PaidSweep, a_book, a_paid_sweep, reserved
 
 CARD_SECOND = 10**12 // 100

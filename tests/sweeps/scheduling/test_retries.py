@@ -1,12 +1,12 @@
-"""Which end of an attempt is tried again, how often, and with what."""
+"""Which ends of an attempt are retried, how often, and with which micro-batch."""
 
 from __future__ import annotations
 
 import pytest
 
 from sweeps.config.types import RetryConfig
-from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import AttemptRecord, TrialRecord
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.planning.plan import PlannedTrial
 from sweeps.scheduling.retries import LONGEST_BACKOFF_SECONDS, retry_after
 

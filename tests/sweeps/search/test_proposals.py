@@ -19,9 +19,9 @@ from sweeps.cli.main import app
 from sweeps.config.build import compose
 from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
-from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import AttemptRecord, Journal, SweepRecord, TrialRecord, TrialState, load, sweep_events
 from sweeps.journal.lost_attempts import end_lost_attempts
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.journal.trial_summary import Accuracy, TrialSummary
 from sweeps.planning.plan import PlannedTrial, make_plan, trial_spec
 from sweeps.search import proposals as proposals_module

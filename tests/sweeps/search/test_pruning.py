@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rl.spec import Stop
 from sweeps.config.build import compose
 from sweeps.config.types import SweepConfig
-from sweeps.journal.events import AttemptOutcome
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord, TrialState, load, sweep_events
+from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.journal.trial_summary import Accuracy, TrialSummary
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.gates import metric_gate
