@@ -113,18 +113,20 @@ def track(
     """Deliver new journal events to MLflow. Repeatable."""
     from sweeps.journal.journal import load, sweep_ids
     from sweeps.report.mlflow_store import default_uri
-    from sweeps.report.mlflow_sync import MlflowSync
+    from sweeps.report.mlflow_sync import MlflowSync, first_line
 
     with open_ledger(root, db) as ledger:
         for sweep_id in sweep_ids(ledger) if sweep == "all" else [chosen(ledger, sweep)]:
             tracking = load(ledger, sweep_id).config["tracking"]
             where = uri or tracking["uri"] or default_uri(root)
             try:
-                MlflowSync(where, tracking["experiment"], root / "mlartifacts", sweep_id).deliver(ledger)
+                sync = MlflowSync(where, tracking["experiment"], root / "mlartifacts", sweep_id)
+                sync.deliver(ledger)
             except Exception as error:
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                typer.echo(f"MLflow at {where} does not answer: {reason[:200]}", err=True)
+                typer.echo(f"MLflow at {where} does not answer: {first_line(error)}", err=True)
                 raise typer.Exit(1) from error
+            for name, reason in sync.refused.items():
+                typer.echo(f"{sweep_id}: MLflow refuses {name!r} ({reason}); it is left out", err=True)
             typer.echo(f"{sweep_id}: MLflow at {where} has everything")
 
 

@@ -163,8 +163,11 @@ def print_end(
         console.print("Learning rate, by clip_frac of the last steps:")
         print_lr_advice(console, list(record.trials.values()), cfg)
     if not mlflow_complete:
+        track = shlex.join(["python", "-m", "sweeps", "track", "--root", str(context.root)])
+        rest = f"MLflow does not have everything yet. `{track}`, or the next sweep in this folder, delivers the rest."
         console.print(
-            Text("MLflow does not have everything yet; `python -m sweeps track` delivers the rest.", style="yellow")
+            Text(rest, style="yellow"),
+            soft_wrap=True,
         )
     uri = cfg.tracking.uri or f"sqlite:///{context.root / 'mlflow.db'}"
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)

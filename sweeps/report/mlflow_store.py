@@ -5,6 +5,7 @@ Tested in tests/sweeps/report/test_mlflow_sync.py.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from contextlib import suppress
@@ -49,9 +50,17 @@ def _create_store(path: Path) -> None:
 
 
 def experiment_id_of(client: MlflowClient, name: str, uri: str, artifacts: Path) -> str:
-    """The id of the experiment, created if it does not exist."""
-    if experiment := client.get_experiment_by_name(name):
-        return experiment.experiment_id
-    # By default, a local store would put artifacts into ./mlruns of the current folder.
-    local = uri.startswith("sqlite:")
-    return client.create_experiment(name, artifacts.absolute().as_uri() if local else None)
+    """The id of the experiment, created if it does not exist.
+
+    MLflow keeps the name of a deleted experiment: where a person deleted the experiment, `NAME-2` takes its place.
+    """
+    for number in itertools.count(1):
+        candidate = name if number == 1 else f"{name}-{number}"
+        experiment = client.get_experiment_by_name(candidate)
+        if experiment is None:
+            # By default, a local store would put artifacts into ./mlruns of the current folder.
+            local = uri.startswith("sqlite:")
+            return client.create_experiment(candidate, artifacts.absolute().as_uri() if local else None)
+        if experiment.lifecycle_stage == "active":
+            return experiment.experiment_id
+    raise AssertionError

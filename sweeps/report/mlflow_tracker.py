@@ -11,13 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sweeps.report.mlflow_sync import MlflowSync
+from sweeps.journal.journal import sweep_ids
+from sweeps.report.mlflow_sync import MlflowSync, first_line, load_plan
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
 
 POLL_SECONDS = 2.0
 MAX_BACKOFF_SECONDS = 60.0
+EARLIER_SWEEPS = 20
+"""How many of the newest sweeps are completed in MLflow, where their drivers were killed before."""
 
 
 class MlflowTracker:
@@ -58,7 +61,7 @@ class MlflowTracker:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         sync: MlflowSync | None = None
-        warned, wait = False, POLL_SECONDS
+        warned, wait, refused_before, earlier_delivered = False, POLL_SECONDS, 0, False
         with self._open_ledger() as ledger:
             while True:
                 last_round = self._closing.is_set()
@@ -68,17 +71,40 @@ class MlflowTracker:
                         self.experiment_id = sync.experiment_id
                     sync.deliver(ledger)
                     wait = POLL_SECONDS
+                    refused_before = self._report_refused(sync, refused_before)
                     if last_round:
                         self.delivered = True
                         return
+                    if not earlier_delivered:
+                        earlier_delivered = True
+                        self._deliver_earlier(ledger)
                 except Exception as error:
                     if not warned:
                         warned = True
-                        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                         self._warn(
-                            f"MLflow at {self._uri} does not answer ({reason[:160]}); the sweep continues without it"
+                            f"MLflow at {self._uri} does not answer ({first_line(error)}); the sweep continues without "
+                            "it"
                         )
                     if last_round:
                         return
                     wait = min(wait * 2, MAX_BACKOFF_SECONDS)
                 self._closing.wait(wait)
+
+    def _deliver_earlier(self, ledger: Ledger) -> None:
+        """Deliver what drivers that were killed have not delivered: the newest sweeps of the same store."""
+        for sweep_id in reversed(sweep_ids(ledger)[-EARLIER_SWEEPS:]):
+            if self._closing.is_set():
+                return
+            tracking = load_plan(ledger, sweep_id).config["tracking"]
+            if sweep_id == self._sweep_id or tracking["uri"] not in (None, self._uri):
+                continue
+            sync = MlflowSync(self._uri, tracking["experiment"], self._artifacts, sweep_id)
+            if not sync.is_complete(ledger):
+                sync.deliver(ledger)
+
+    def _report_refused(self, sync: MlflowSync, before: int) -> int:
+        """Warn when MLflow has refused further values for good; how many it has refused."""
+        if len(sync.refused) > before:
+            name, reason = next(reversed(sync.refused.items()))
+            self._warn(f"MLflow refuses {len(sync.refused)} values, such as {name!r} ({reason}); they are left out")
+        return len(sync.refused)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from cost.ledger.ledger import Ledger
+from sweeps.journal.events import DriverEnd, DriverEnded, DriverStarted
 from sweeps.journal.journal import sweep_events
+from sweeps.report import mlflow_sync
 from sweeps.report.mlflow_store import default_uri
 from sweeps.report.mlflow_sync import CURSOR_TAG, MlflowSync
 from sweeps.report.mlflow_tracker import MlflowTracker
@@ -169,3 +171,96 @@ def test_a_long_journal_is_delivered_in_parts(tmp_path, monkeypatch):
     (child,) = runs_of(tmp_path, sync.experiment_id)[1]
     reward = MlflowClient(default_uri(tmp_path)).get_metric_history(child.info.run_id, "reward")
     assert sorted(m.step for m in reward) == list(range(1, 21))
+
+
+def test_a_child_run_starts_with_its_first_attempt_and_a_trial_that_never_started_has_none(finished, tmp_path):
+    folder, sweep = finished
+    sync = MlflowSync(default_uri(folder), "times", folder / "artifacts", "smoke-test-1")
+    sync.deliver(sweep.ledger)
+    _, children = runs_of(folder, sync.experiment_id)
+    for child in children:
+        (attempt,) = sweep.journal.record.trials[child.data.tags["trial_id"]].attempts
+        (usage,) = [u for u in sweep.ledger.usages.find() if u.key.trial_id == child.data.tags["trial_id"]]
+        assert child.info.start_time == usage.from_ns // 1_000_000
+        assert attempt.outcome is not None
+    planned = a_sweep(tmp_path, "search.prompts_per_step=[2]")
+    sync = MlflowSync(default_uri(folder), "planned", folder / "artifacts", "smoke-test-1")
+    sync.deliver(planned.ledger)
+    parents, children = runs_of(folder, sync.experiment_id)
+    assert len(parents) == 1
+    assert children == []
+
+
+def test_the_parent_run_is_running_again_after_a_resume(finished, tmp_path):
+    folder, _ = finished
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]")
+    sync = MlflowSync(default_uri(folder), "resumed", folder / "artifacts", "smoke-test-1")
+    states = []
+    for event in (DriverEnded(DriverEnd.BUDGET, "limit"), DriverStarted("lease-1", pid=2)):
+        sweep.journal.append(event)
+        sync.deliver(sweep.ledger)
+        states.append(runs_of(folder, sync.experiment_id)[0][0].info.status)
+    assert states == ["KILLED", "RUNNING"]
+
+
+def test_runs_and_experiments_deleted_by_hand_are_made_anew_with_everything(finished):
+    from mlflow import MlflowClient
+
+    folder, sweep = finished
+    where = (default_uri(folder), "deleted", folder / "artifacts", "smoke-test-1")
+    sync, client = MlflowSync(*where), MlflowClient(default_uri(folder))
+    sync.deliver(sweep.ledger)
+    parents, children = runs_of(folder, sync.experiment_id)
+    client.delete_run(children[0].info.run_id)
+    client.set_tag(parents[0].info.run_id, CURSOR_TAG, "1")
+    MlflowSync(*where).deliver(sweep.ledger)
+    assert len(runs_of(folder, sync.experiment_id)[1]) == len(children)
+    client.delete_run(parents[0].info.run_id)
+    MlflowSync(*where).deliver(sweep.ledger)
+    assert len(runs_of(folder, sync.experiment_id)[0]) == 1
+    client.delete_experiment(sync.experiment_id)
+    again = MlflowSync(*where)
+    again.deliver(sweep.ledger)
+    parents, children = runs_of(folder, again.experiment_id)
+    assert client.get_experiment(again.experiment_id).name == "deleted-2"
+    assert len(parents) == 1
+    assert {c.data.tags["trial_id"] for c in children} == set(sweep.journal.record.trials)
+
+
+def test_a_metric_name_that_mlflow_refuses_is_cleaned(finished, monkeypatch):
+    folder, sweep = finished
+    step_metrics = mlflow_sync.step_metrics
+    monkeypatch.setattr(mlflow_sync, "step_metrics", lambda *given: step_metrics(*given) | {"len@10": 1.0})
+    sync = MlflowSync(default_uri(folder), "names", folder / "artifacts", "smoke-test-1")
+    sync.deliver(sweep.ledger)
+    assert sync.refused == {}
+    assert all("len_10" in child.data.metrics for child in runs_of(folder, sync.experiment_id)[1])
+
+
+def test_a_value_that_mlflow_refuses_for_good_is_left_out_and_reported(finished, monkeypatch):
+    folder, sweep = finished
+    monkeypatch.setattr(mlflow_sync, "clean_name", lambda name: "bad@name" if name == "kl" else name)
+    sync = MlflowSync(default_uri(folder), "refused", folder / "artifacts", "smoke-test-1")
+    sync.deliver(sweep.ledger)
+    assert list(sync.refused) == ["bad@name"]
+    assert "\n" not in sync.refused["bad@name"]
+    for child in runs_of(folder, sync.experiment_id)[1]:
+        assert "reward" in child.data.metrics
+        assert "kl" not in child.data.metrics
+
+
+def test_the_next_sweep_delivers_what_a_killed_driver_has_not_delivered(finished, tmp_path):
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]").run()
+    tracker = MlflowTracker(
+        uri=default_uri(finished[0]),
+        experiment="of the next sweep",
+        artifacts=tmp_path / "artifacts",
+        open_ledger=lambda: Ledger.open(tmp_path / "ledger.db", create=False, read_only=True),
+        sweep_id="smoke-next-1",
+        warn=lambda text: None,
+    )
+    with Ledger.open(tmp_path / "ledger.db", create=False, read_only=True) as ledger:
+        tracker._deliver_earlier(ledger)
+    experiment = sweep.cfg.tracking.experiment
+    sync = MlflowSync(default_uri(finished[0]), experiment, tmp_path / "artifacts", "smoke-test-1")
+    assert sync.is_complete(sweep.ledger)
