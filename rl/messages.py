@@ -23,6 +23,9 @@ PHASES = ("startup", "rollout", "reward", "logprob", "train", "sync", "evaluatio
 # Curves
 # ---------------------------------------------------------------------------------------------------------------------
 
+EIGHT_CURVES = ("reward", "acc", "ratio_mean", "clip_frac", "kl", "entropy", "response_length", "grad_norm")
+"""The curves that a GRPO run is read by; docs/curves.md defines them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mean:
@@ -243,6 +246,8 @@ class StepReport:
     """Of the last update of this step."""
     replay: bool = False
     """The step was repeated after a restore. The driver sets this, since it records which steps were reported."""
+    scorer_error: str = ""
+    """The first error of a scorer in this step, for a person; `curves.reward_errors` counts them."""
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,7 @@ def _finish(
     copy_ledger(context)
     undelivered = services.close(end)
     code = EXIT_INTERRUPTED if end is DriverEnd.INTERRUPTED else exit_code(record, verdict)
-    if end is DriverEnd.DONE and not has_failed_trials(record):
+    if verdict is not None and verdict.healthy and not has_failed_trials(record):
         shutil.rmtree(context.sweep_dir / "ray", ignore_errors=True)
     if end is not DriverEnd.FAILED and report is not None:  # otherwise the caller reports the error
         print_end(context, report, verdict, end, stop, mlflow_complete=undelivered.mlflow_complete)

@@ -95,7 +95,10 @@ def print_best(console: Console, found: Best) -> None:
     """The point with the highest accuracy, as overrides that can be typed."""
     over = f", mean over {found.seeds} seeds" if found.seeds > 1 else ""
     typed = " ".join(map(shlex.quote, (*found.batch, *found.values)))
-    console.print(Text(f"Best:     acc {found.accuracy:.3f}{over}: {typed}"), soft_wrap=True)
+    start = "" if found.start is None else f" (start {found.start:.3f})"
+    console.print(Text(f"Best:     acc {found.accuracy:.3f}{start}{over}: {typed}"), soft_wrap=True)
+    if found.start is not None and found.accuracy <= found.start:
+        console.print(Text("          no point ends above its start: none is worth a longer stage", style="yellow"))
     console.print(f"          best of {found.points} points, so partly by chance: run it again with other search.seeds")
 
 
@@ -160,8 +163,11 @@ def print_end(
         print_best(console, found)
     if verdict:
         print_gate(console, verdict)
-        console.print("Learning rate, by clip_frac of the last steps:")
-        print_lr_advice(console, list(record.trials.values()), cfg)
+        if verdict.healthy:
+            console.print("Learning rate, by clip_frac of the last steps:")
+            print_lr_advice(console, list(record.trials.values()), cfg)
+        elif (context.sweep_dir / "ray").is_dir():
+            console.print(Text(f"Logs:     {context.sweep_dir / 'ray'}/TRIAL-ATTEMPT.log"), soft_wrap=True)
     if not mlflow_complete:
         track = shlex.join(["python", "-m", "sweeps", "track", "--root", str(context.root)])
         rest = f"MLflow does not have everything yet. `{track}`, or the next sweep in this folder, delivers the rest."

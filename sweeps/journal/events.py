@@ -294,6 +294,10 @@ class CheckpointMoved:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+GAIN = "gain proven"
+"""Name of the check without which an open gate is inconclusive: nothing shows that the stage learned something."""
+
+
 @dataclass(frozen=True)
 class GateCheck:
     """One check of a gate. `ok` is None where there was nothing to judge."""
@@ -326,9 +330,15 @@ class GateVerdict:
         return self.healthy or bool(self.forced)
 
     @property
-    def status(self) -> Literal["open", "open by force", "closed"]:
+    def inconclusive(self) -> bool:
+        """Nothing is wrong, and nothing shows that a trial learned something."""
+        return self.healthy and any(check.name == GAIN and check.ok is None for check in self.checks)
+
+    @property
+    def status(self) -> Literal["open", "inconclusive", "open by force", "closed"]:
+        """`inconclusive` opens the next stage too: the evaluation was too small to tell, or the stage too short."""
         if self.healthy:
-            return "open"
+            return "inconclusive" if self.inconclusive else "open"
         return "open by force" if self.forced else "closed"
 
 

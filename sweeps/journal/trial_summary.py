@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl.messages import EIGHT_CURVES
 from rl.spec import (
     CheckpointWritten,
+    Curves,
     EvalReport,
     Event,
     Finished,
@@ -114,6 +116,14 @@ class TrialSummary:
     logp_diff: Worst | None = None
     """Mean |log pi_old - log pi_sample|, over steps with fresh rollouts."""
     not_finite: NotFinite | None = None
+    scorer_errors: Mean = Mean.EMPTY
+    """Completions whose scorer raised or timed out, over all steps."""
+    scorer_error: str = ""
+    """The first error of a scorer, as text."""
+    zero_std: Mean = Mean.EMPTY
+    """Groups whose rewards are all equal, over all steps."""
+    missing_curves: tuple[str, ...] = EIGHT_CURVES
+    """Those of the eight curves that no step has had a value of."""
     first_entropy: Mean | None = None
     """Entropy of step 1."""
     window: tuple[WindowStep, ...] = ()
@@ -171,6 +181,11 @@ class TrialSummary:
             # The sum of finite numbers may overflow.
             names = {name for name, value in _numbers(report) if not math.isfinite(value)}
             self.not_finite = NotFinite(report.step, tuple(sorted(names))) if names else None
+        self.scorer_errors += curves.reward_errors
+        self.scorer_error = self.scorer_error or report.scorer_error
+        self.zero_std += curves.zero_std
+        if self.missing_curves:
+            self.missing_curves = tuple(name for name in self.missing_curves if not _has(curves, name))
         clip_frac, entropy = curves.clip_frac, curves.over_updates("entropy")
         if report.step == 1:
             self.first_entropy = entropy
@@ -195,6 +210,20 @@ class TrialSummary:
 def _shared(value: tuple[Any, ...]) -> tuple[Any, ...]:
     """The first of all equal tuples, so that only one of them is in memory."""
     return value
+
+
+def _has(curves: Curves, name: str) -> bool:
+    """Whether a step has a value of one of the eight curves."""
+    match name:
+        case "grad_norm":
+            return bool(curves.updates)
+        case "ratio_mean":
+            return bool(curves.updates) and curves.updates[-1].ratio.value is not None
+        case "kl" | "entropy":
+            mean = curves.over_updates(name)
+        case _:
+            mean = getattr(curves, name)
+    return mean is not None and mean.value is not None
 
 
 def _worse(before: Worst | None, value: float | None, step: int) -> Worst | None:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rl.tasks.evaluation import paired_difference
+from rl.tasks.evaluation import Estimate, paired_difference
 from sweeps.config.types import GateConfig
-from sweeps.journal.events import GateCheck, GateVerdict
+from sweeps.journal.events import GAIN, GateCheck, GateVerdict
 from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
 from sweeps.journal.trial_summary import Worst
+
+MAX_SCORER_ERROR_FRAC = 0.01
+"""Share of completions whose scorer may fail: such completions count as wrong, so more of them distort the reward."""
+REQUIRED_CURVES = frozenset({"reward", "acc", "ratio_mean", "entropy", "response_length", "grad_norm"})
+"""Curves that are defined in every step, whatever the algorithm. `clip_frac` needs two updates, `kl` a reference."""
 
 
 def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> GateVerdict:
@@ -21,7 +26,12 @@ def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> GateVerdict
         _ratio_on_first_update(record, cfg.ratio_tolerance),
         _sampler_agrees(record, cfg.max_logp_diff),
         _finite(record),
+        _curves_reported(record),
+        _scorer_works(record),
+        _reward_differs(record),
+        _evaluated(record),
         _accuracy_kept(record),
+        _gain_proven(record),
         _cards_released(record),
     )
     return GateVerdict("metric", checks, record.simulated, cfg.force)
@@ -73,17 +83,22 @@ def _worst(found: Iterable[tuple[TrialRecord, Worst | None]]) -> tuple[float, st
     return worst.value, f"{trial.trial_id} step {worst.step}"
 
 
+def _changes(record: SweepRecord) -> list[tuple[TrialRecord, Estimate]]:
+    """Of each trial that was evaluated twice, the paired difference of its accuracy, last minus first."""
+    return [
+        (trial, paired_difference(before.results, after.results))
+        for trial in record.trials.values()
+        if (before := trial.summary.first_evaluation) is not None
+        and (after := trial.summary.last_evaluation) is not None
+        and before.accuracy is not None
+        and after.accuracy is not None
+    ]
+
+
 def _accuracy_kept(record: SweepRecord) -> GateCheck:
     """Fails when every trial lost accuracy: the paired difference by question is below 0 (95 % interval)."""
-    judged, fell = 0, []
-    for trial in record.trials.values():
-        before, after = trial.summary.first_evaluation, trial.summary.last_evaluation
-        if before is None or after is None:
-            continue
-        judged += 1
-        change = paired_difference(before.results, after.results)
-        if change.high < 0:
-            fell.append(f"{trial.trial_id} by {-change.value:.2f}")
+    changes = _changes(record)
+    judged, fell = len(changes), [f"{t.trial_id} by {-c.value:.2f}" for t, c in changes if c.high < 0]
     if not judged:
         return GateCheck("accuracy kept", None, "no trial was evaluated before and after")
     if not fell:
@@ -99,6 +114,88 @@ def _finite(record: SweepRecord) -> GateCheck:
     if not judged:
         return GateCheck("finite numbers", None, "no step was reported")
     return GateCheck("finite numbers", True, f"every curve of {judged} steps")
+
+
+def _curves_reported(record: SweepRecord) -> GateCheck:
+    """A curve without a single value was never computed, which is not the same as 0."""
+    name = "curves reported"
+    trials = [t for t in record.trials.values() if t.summary.step]
+    if not trials:
+        return GateCheck(name, None, "no step was reported")
+    missing = {curve for trial in trials for curve in trial.summary.missing_curves}
+    if required := sorted(missing & REQUIRED_CURVES):
+        which = [t.trial_id for t in trials if set(required) & set(t.summary.missing_curves)]
+        return GateCheck(name, False, f"{', '.join(required)} had no value in any step of {', '.join(which)}")
+    text = "each of the eight curves has values"
+    if missing:
+        text = f"{', '.join(sorted(missing))} is undefined with these settings; the others have values"
+    return GateCheck(name, True, text)
+
+
+def _scorer_works(record: SweepRecord) -> GateCheck:
+    """A completion whose scorer fails counts as wrong, so a broken scorer looks like a model that learns nothing."""
+    name = "scorer works"
+    shares = {t.trial_id: t for t in record.trials.values() if t.summary.scorer_errors.value is not None}
+    if not shares:
+        return GateCheck(name, None, "no completion was scored")
+    worst = max(shares.values(), key=lambda t: t.summary.scorer_errors.value or 0.0)
+    share, errors = worst.summary.scorer_errors.value or 0.0, worst.summary.scorer_errors
+    if not share:
+        return GateCheck(name, True, "no scorer error")
+    count = f"{errors.total:.0f} of {errors.count:.0f} completions of {worst.trial_id}"
+    text = f"the scorer failed for {count} ({share:.1%}, allowed {MAX_SCORER_ERROR_FRAC:.0%})"
+    first = worst.summary.scorer_error
+    return GateCheck(name, share <= MAX_SCORER_ERROR_FRAC, f"{text}; the first error: {first}" if first else text)
+
+
+def _reward_differs(record: SweepRecord) -> GateCheck:
+    """Without a group whose rewards differ there is no gradient, so nothing can be learned. One trial is enough."""
+    name = "rewards differ"
+    judged = [t for t in record.trials.values() if t.summary.zero_std.count]
+    if not judged:
+        return GateCheck(name, None, "no group was scored")
+    flat = [t for t in judged if t.summary.zero_std.total == t.summary.zero_std.count]
+    if len(flat) < len(judged):
+        share = min((t.summary.zero_std.value or 0.0) for t in judged)
+        more = f"; none in {', '.join(t.trial_id for t in flat)}" if flat else ""
+        return GateCheck(name, True, f"up to {1 - share:.0%} of a trial's groups have rewards that differ{more}")
+    last = [t.summary.last.reward for t in judged if t.summary.last and t.summary.last.reward is not None]
+    reward = f" (reward {last[0]:.3g} in the last step)" if last else ""
+    return GateCheck(
+        name,
+        False,
+        f"all rewards of a group were equal in every group of every trial{reward}, so there was no gradient; "
+        "use questions that the model solves sometimes, and check the scorer on a right answer",
+    )
+
+
+def _evaluated(record: SweepRecord) -> GateCheck:
+    """An evaluation without a single sampled answer has no accuracy."""
+    name = "evaluations have answers"
+    evaluations = [(t, e) for t in record.trials.values() for e in t.summary.accuracies]
+    if not evaluations:
+        return GateCheck(name, None, "no trial was evaluated")
+    if empty := [f"{t.trial_id} step {e.step}" for t, e in evaluations if e.acc is None]:
+        return GateCheck(name, False, f"no answer in the evaluation of {', '.join(empty)}")
+    return GateCheck(name, True, f"all {len(evaluations)} evaluations")
+
+
+def _gain_proven(record: SweepRecord) -> GateCheck:
+    """The accuracy of a trial rose: its paired difference by question is above 0 (95 % interval). Closes nothing."""
+    name = GAIN
+    changes = _changes(record)
+    if not changes:
+        return GateCheck(name, None, "no trial was evaluated before and after")
+    proven = [(trial, change) for trial, change in changes if change.low > 0]
+    trial, best = max(proven or changes, key=lambda pair: pair[1].value)
+    text = f"{trial.trial_id} {best.value:+.2f} [{best.low:+.2f}, {best.high:+.2f}]"
+    if proven:
+        return GateCheck(name, True, f"accuracy rose in {len(proven)} of {len(changes)} trials, most in {text}")
+    return GateCheck(
+        name,
+        None,
+        f"no trial is proven to have gained; the largest change is {text}. More task.eval_questions see more",
+    )
 
 
 def _cards_released(record: SweepRecord) -> GateCheck:

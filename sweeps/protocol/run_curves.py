@@ -27,8 +27,6 @@ _SHARE = CurveKind(0.0, 1.0)
 _FROM_ZERO = CurveKind(0.0, math.inf)
 _ANY = CurveKind(-math.inf, math.inf)
 
-EIGHT_CURVES = ("reward", "acc", "ratio_mean", "clip_frac", "kl", "entropy", "response_length", "grad_norm")
-"""The curves that every page of this project is about; the others stand beside them."""
 CURVES: Mapping[str, CurveKind] = {
     "reward": _ANY,
     "acc": _SHARE,

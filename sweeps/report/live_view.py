@@ -38,6 +38,8 @@ class LiveView:
         self._cost_texts: Mapping[str, str] = {}
         self._costs_read_at = self._drawn_at = 0.0
         self._activities: dict[str, str] = {}
+        self._scorer_failed: set[str] = set()
+        """Trials whose first scorer error was shown."""
         """By trial, of running ones: starting, training or evaluating."""
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
@@ -55,6 +57,13 @@ class LiveView:
             self._activities[trial.trial_id] = "starting" if trial.state is TrialState.RUNNING else ""
         else:
             self._activities[trial.trial_id] = _activity_after(message, self._steps)
+            if isinstance(message, StepReport) and message.scorer_error and trial.trial_id not in self._scorer_failed:
+                self._scorer_failed.add(trial.trial_id)
+                errors = message.curves.reward_errors
+                self.warn(
+                    f"{trial.trial_id}: the scorer failed for {errors.total:.0f} of {errors.count:.0f} completions of "
+                    f"step {message.step}: {message.scorer_error}"
+                )
         if self._live is None and not isinstance(message, Finished):
             self._console.print(Text(self._line(trial, message)), soft_wrap=True)
         self.tick()

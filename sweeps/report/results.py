@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
@@ -62,7 +63,9 @@ def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Map
 def print_gate(console: Console, verdict: GateVerdict) -> None:
     """The verdict of the metric gate and each of its checks."""
     status, style = "closed", "red"
-    if verdict.healthy:
+    if verdict.inconclusive:
+        status, style = "open, inconclusive", "yellow"
+    elif verdict.healthy:
         status, style = "open", "green"
     elif verdict.open:
         status, style = f"closed, passed by gate.force: {verdict.forced}", "yellow"
@@ -70,7 +73,8 @@ def print_gate(console: Console, verdict: GateVerdict) -> None:
     console.print(Text.assemble(("Metric gate: ", "bold"), (status, style), suffix))
     for check in verdict.checks:
         mark, style = {True: ("ok  ", "green"), False: ("NO  ", "red"), None: ("--  ", "dim")}[check.ok]
-        console.print(Text.assemble("  ", (mark, style), f"{check.name}: {check.reason}"))
+        lines = wrap(f"{check.name}: {check.reason}", console.width - 6, break_on_hyphens=False)
+        console.print(Text.assemble("  ", (mark, style), "\n      ".join(lines)))
 
 
 def print_lr_advice(console: Console, trials: Sequence[TrialRecord], cfg: SweepConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sweeps.config.search_space import TRIAL_KEYS
 from sweeps.config.types import SweepConfig
-from sweeps.journal.journal import SweepRecord, TrialState
+from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
 from sweeps.search.proposals import objective, points_of
 
 
@@ -20,6 +20,8 @@ class Best:
 
     accuracy: float
     """Of the last evaluation; the mean over `seeds` trials."""
+    start: float | None
+    """Of the evaluation before training, the mean over the same trials; None: it is unknown."""
     seeds: int
     points: int
     """All points of the search. The best of many is partly the best by chance."""
@@ -42,7 +44,14 @@ def best(cfg: SweepConfig, record: SweepRecord) -> Best | None:
     planned = trials[0].planned
     batch = tuple(f"search.{key}=[{planned.point[key]}]" for key in TRIAL_KEYS)
     values = tuple(f"{key}={as_typed(value)}" for key, value in planned.overrides.items())
-    return Best(accuracy, len(trials), len(points), batch, values)
+    return Best(accuracy, _start(trials), len(trials), len(points), batch, values)
+
+
+def _start(trials: Sequence[TrialRecord]) -> float | None:
+    """Mean accuracy before training; None where a trial has no such evaluation."""
+    first = [trial.summary.first_evaluation for trial in trials]
+    accuracies = [e.accuracy for e in first if e is not None and e.step == 0 and e.accuracy is not None]
+    return sum(accuracies) / len(accuracies) if accuracies and len(accuracies) == len(trials) else None
 
 
 def instead_of(typed: Sequence[str], values: Sequence[str]) -> list[str]:

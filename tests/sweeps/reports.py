@@ -54,7 +54,11 @@ def a_step(
     staleness: int = 0,
     logp_diff: float = 0.003,
     replay: bool = False,
+    scorer_errors: int = 0,
+    scorer_error: str = "",
+    equal_groups: int = 0,
 ) -> StepReport:
+    """16 completions in two groups; `equal_groups` of them have equal rewards."""
     updates = (
         an_update(ratio=first_ratio, clip_frac=None, entropy=entropy, grad_norm=grad_norm, kl=kl),
         an_update(clip_frac=clip_frac, entropy=entropy, grad_norm=grad_norm, kl=kl),
@@ -71,12 +75,12 @@ def a_step(
             reward=Mean(reward * 16, 16),
             acc=Mean(8, 16),
             rewards={"correct": Mean(8, 16)},
-            reward_errors=Mean(0, 16),
+            reward_errors=Mean(scorer_errors, 16),
             response_length=Mean(320, 16),
             response_length_min=5,
             response_length_max=24,
             truncated=Mean(1, 16),
-            zero_std=Mean(0, 2),
+            zero_std=Mean(equal_groups, 2),
             updates=updates,
             sampler_ratio=Mean(320, 320),
             logp_diff=Mean(logp_diff * 320, 320),
@@ -85,6 +89,7 @@ def a_step(
         ),
         lr=1e-5,
         replay=replay,
+        scorer_error=scorer_error,
     )
 
 

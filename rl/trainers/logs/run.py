@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from rl import messages
+from rl.messages import EIGHT_CURVES
 
-EIGHT_CURVES = ("reward", "acc", "ratio_mean", "clip_frac", "kl", "entropy", "response_length", "grad_norm")
 COMPANIONS = (
     *("reward_std", "approx_kl", "truncated_frac", "zero_std_frac", "lr", "loss", "sampler_ratio_mean"),
     *("logp_diff_mean", "logp_diff_max", "mismatch_kl", "staleness", "step_seconds"),

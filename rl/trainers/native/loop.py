@@ -180,6 +180,7 @@ class Loop:
                 learned.updates,
             ),
             lr=learned.updates[-1].lr,
+            scorer_error=next((e for r in rounds for e in r.scores.errors if e), ""),
         )
 
     def _sample_groups(self, step: int) -> tuple[list[_ScoredRound], list[list[bool]]]:

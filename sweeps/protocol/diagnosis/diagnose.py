@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rl.messages import EIGHT_CURVES
 from sweeps.protocol.diagnosis import policy, reward, system
 from sweeps.protocol.diagnosis.finding import Diagnosis, Finding, NotJudged, Result
 from sweeps.protocol.diagnosis.limits import DEFAULT_LIMITS, Limits
 from sweeps.protocol.diagnosis.reading import Reading
 from sweeps.protocol.gate_rules import Severity
-from sweeps.protocol.run_curves import CURVES, EIGHT_CURVES, RunCurves
+from sweeps.protocol.run_curves import CURVES, RunCurves
 
 
 @dataclass(frozen=True)

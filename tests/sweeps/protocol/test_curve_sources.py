@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from rl.messages import EIGHT_CURVES
 from rl.trainers.logs import read_bytes
 from sweeps.journal.journal import load
 from sweeps.journal.trial_reports import trial_reports
 from sweeps.protocol.curve_sources import run_of_log, run_of_rows, run_of_trial
-from sweeps.protocol.run_curves import CURVES, EIGHT_CURVES, Row
+from sweeps.protocol.run_curves import CURVES, Row
 from tests.sweeps.in_process import a_sweep
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from rl.spec import Mean
 from sweeps.config.types import GateConfig
 from sweeps.journal.events import GateVerdict
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
@@ -88,6 +89,64 @@ def test_accuracy_that_fell_in_every_trial_closes_it_and_in_one_of_two_is_only_n
 
 def test_accuracy_that_fell_within_the_noise_of_the_evaluation_closes_nothing():
     assert judge(a_record(correct_after=19)).open
+
+
+def reason(verdict: GateVerdict, name: str) -> str:
+    return next(c.reason for c in verdict.checks if c.name == name)
+
+
+def test_a_scorer_that_always_raises_closes_it_and_its_first_error_is_named():
+    verdict = judge(a_record(scorer_errors=16, scorer_error="TypeError: score() takes 1 argument", equal_groups=2))
+    assert closing(verdict) == ["scorer works", "rewards differ"]
+    assert "80 of 80 completions of trial0 (100.0%" in reason(verdict, "scorer works")
+    assert "TypeError: score() takes 1 argument" in reason(verdict, "scorer works")
+
+
+def test_a_scorer_that_fails_for_less_than_one_percent_is_only_named():
+    record = a_record()
+    record.trials["trial0"].summary.scorer_errors += Mean(1, 1000)
+    verdict = judge(record)
+    assert verdict.open
+    assert "1 of 1080 completions" in reason(verdict, "scorer works")
+
+
+def test_equal_rewards_in_every_group_of_every_trial_close_it():
+    verdict = judge(a_record(equal_groups=2, reward=0.0))
+    assert closing(verdict) == ["rewards differ"]
+    assert "no gradient" in reason(verdict, "rewards differ")
+
+
+def test_one_trial_with_a_gradient_keeps_it_open_and_names_the_others():
+    record = a_record(equal_groups=2)
+    record.trials["trial1"] = a_record(equal_groups=1).trials["trial0"]
+    verdict = judge(record)
+    assert verdict.open
+    assert "none in trial0" in reason(verdict, "rewards differ")
+
+
+def test_an_evaluation_without_answers_closes_it():
+    record = a_record()
+    record.trials["trial0"].summary.add(an_evaluation(STEPS + 1, correct=0, questions=0))
+    assert "evaluations have answers" in closing(judge(record))
+
+
+def test_a_curve_that_was_never_reported_closes_it_and_one_undefined_by_the_settings_is_named():
+    record = a_record(clip_frac=None)
+    verdict = judge(record)
+    assert verdict.open
+    assert reason(verdict, "curves reported").startswith("clip_frac is undefined")
+    record.trials["trial0"].summary.missing_curves = ("entropy",)
+    verdict = judge(record)
+    assert closing(verdict) == ["curves reported"]
+    assert "entropy had no value in any step of trial0" in reason(verdict, "curves reported")
+
+
+def test_without_a_proven_gain_the_verdict_is_inconclusive_and_says_what_would_show_one():
+    verdict = judge(a_record(correct_after=22))
+    assert verdict.open
+    assert verdict.status == "inconclusive"
+    assert "task.eval_questions" in reason(verdict, "gain proven")
+    assert judge(a_record(correct_after=30)).status == "open"
 
 
 def test_cards_that_were_not_released_close_it():

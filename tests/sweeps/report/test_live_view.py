@@ -32,6 +32,17 @@ def first(sweep: Sweep) -> TrialRecord:
     return next(iter(sweep.journal.record.trials.values()))
 
 
+def test_the_first_scorer_error_of_a_trial_is_a_warning_with_its_text(sweep: Sweep) -> None:
+    view, output = a_view(sweep, terminal=False)
+    with view:
+        for step in (1, 2):
+            view.changed(first(sweep), a_step(step, scorer_errors=16, scorer_error="TypeError: no answer"))
+    warnings = [line for line in output.getvalue().splitlines() if line.startswith("warning: ")]
+    assert warnings == [
+        f"warning: {first(sweep).trial_id}: the scorer failed for 16 of 16 completions of step 1: TypeError: no answer"
+    ]
+
+
 def test_in_a_log_each_message_is_a_line(sweep: Sweep) -> None:
     view, output = a_view(sweep, terminal=False)
     trial = first(sweep)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from sweeps.config.build import compose
 from sweeps.search.best import as_typed, best, instead_of
 from tests.sweeps.in_process import a_sweep
@@ -14,6 +16,11 @@ def test_the_best_point_can_be_typed_and_replaces_earlier_overrides(tmp_path):
     found = best(sweep.cfg, sweep.journal.record)
     assert found is not None
     assert (found.points, found.seeds) == (4, 1)
+    assert found.start == statistics.fmean(
+        t.summary.first_evaluation.accuracy or 0
+        for t in sweep.journal.record.trials.values()
+        if t.summary.first_evaluation is not None and t.summary.acc == found.accuracy
+    )
     assert found.accuracy == max(t.summary.acc or 0 for t in sweep.journal.record.trials.values())
     typed = instead_of(["+stage=smoke", "rollout.temperature=1.0", "model=tiny"], found.values)
     cfg = compose([*typed, *found.batch])
