@@ -91,7 +91,7 @@ def test_the_ledger_is_consistent_and_status_prints_json(done):
     assert checked.returncode == 0, checked.stdout + checked.stderr
     status = json.loads(module(folder, "sweeps", "status", "--json").stdout)
     assert status["sweeps"][0]["trials"] == {"COMPLETED": 3}
-    assert status["sweeps"][0]["gate"] == "open"
+    assert status["sweeps"][0]["gate"] == "inconclusive"  # 64 questions do not prove a gain of 20 steps
     assert module(folder, "sweeps", "show", "last").returncode == 0
 
 
