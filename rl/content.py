@@ -30,11 +30,16 @@ def questions_hash(spec: TaskSpec, task: Task) -> str:
 
     The files are hashed as they are, so the numbers of training and evaluation questions do not matter.
     """
-    if spec.kind == "file" and spec.path and (path := Path(spec.path)).exists():
-        files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (".parquet", ".jsonl"))
-        return _joined([f"{p.name} {_whole(p)}" for p in files])
+    if spec.kind == "file" and spec.path and Path(spec.path).exists():
+        return files_hash(Path(spec.path))
     rows = sorted((q.question_id, [dict(m) for m in q.messages], q.answer) for q in (*task.train, *task.evaluation))
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def files_hash(path: Path) -> str:
+    """Of a file with questions, or of all such files in a folder."""
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (".parquet", ".jsonl"))
+    return _joined([f"{p.name} {_whole(p)}" for p in files])
 
 
 def model_hash(folder: Path) -> str:

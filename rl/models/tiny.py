@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.codec import to_json
+from rl.content import files_hash
 from rl.spec import TaskSpec
 
 MAX_POSITIONS = 512
@@ -38,11 +39,15 @@ _SUM = re.compile(r"(?<![\d.])(\d) ([+-]) (\d)(?![\d.])")
 
 
 def folder_name(task: TaskSpec) -> str:
-    """Name of the cache folder: one per set of questions and prompt wording. Scorers and rewards do not matter."""
+    """Name of the cache folder: one per set of questions and prompt wording. Scorers and rewards do not matter.
+
+    Questions from files are identified by the content of the files.
+    """
     relevant = to_json(task)
     for key in ("scorer", "format_pattern", "reward_weights", "reward_timeout_seconds", "reward_workers"):
         del relevant[key]
-    text = json.dumps([_VERSION, relevant], sort_keys=True)
+    content = files_hash(Path(task.path)) if task.kind == "file" and task.path and Path(task.path).exists() else ""
+    text = json.dumps([_VERSION, relevant, content] if content else [_VERSION, relevant], sort_keys=True)
     return f"tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from rl import content
 from rl.content import model_hash, questions_hash
+from rl.models import tiny
 from rl.spec import TaskSpec
 from rl.tasks import load_task
 
@@ -75,3 +76,9 @@ def test_a_downloaded_hub_model_is_identified_by_its_commit(tmp_path: Path):
     folder = tmp_path / "models--o--m" / "snapshots" / ("ab" * 20)
     folder.parent.mkdir(parents=True)
     assert model_hash(a_model(folder)) == ("ab" * 20)[: content.DIGITS]
+
+
+def test_a_tiny_model_is_trained_anew_for_other_questions_under_the_same_path(tmp_path: Path):
+    before = tiny.folder_name(a_task(tmp_path / "q.jsonl", ROWS))
+    assert tiny.folder_name(a_task(tmp_path / "q.jsonl", ROWS)) == before
+    assert tiny.folder_name(a_task(tmp_path / "q.jsonl", ROWS[:2])) != before
