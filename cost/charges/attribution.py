@@ -118,6 +118,8 @@ class Attribution:
     leases: tuple[LeaseState, ...]
     problems: Mapping[str, str] = field(default_factory=dict)
     """By lease id: why a lease cannot be priced."""
+    unassigned: Mapping[str, int] = field(default_factory=dict)
+    """By currency: what these leases cost while no sweep was attached, if `lines` are those of one sweep."""
 
 
 def attribute(

@@ -84,6 +84,8 @@ def report(
         found = grouped_report(ledger, book, scope, at_ns)
         if scope.as_of_ns is None:
             found = replace(found, notes=(*found.notes, *_open_risks(ledger, book, now_ns, wrap=form == "table")))
+        if form == "table":
+            found = replace(found, notes=(*_shares(found), *found.notes))
         text = _formatted(found, form)
         if form == "csv":
             _print_notes(found.notes)
@@ -91,6 +93,15 @@ def report(
             write_text(text, out)
             return
     typer.echo(text, nl=False)
+
+
+def _shares(report: Report) -> list[str]:
+    """One sentence per currency on what the money was spent on."""
+    from textwrap import fill
+
+    from cost.reports.shares import shares_text
+
+    return [fill(text, 100) for currency in report.currencies if (text := shares_text(report, currency))]
 
 
 def _open_risks(ledger: Ledger, book: PriceBook, now_ns: int, *, wrap: bool) -> list[str]:

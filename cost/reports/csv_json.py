@@ -19,6 +19,7 @@ from cost.periods import instant_text
 from cost.records import CATEGORIES, FORECAST_LABELS
 from cost.reports.atomic_file import write_text
 from cost.reports.report import COSTS, UNPRICED, Report, ReportRow
+from cost.reports.shares import shares
 
 CSV_PLACES = 6
 """Decimal places of the CSV's amounts."""
@@ -42,6 +43,7 @@ COLUMNS = (
     *(name for name in COSTS if name != "billed_cost"),
     *_APPENDED_CATEGORIES,
     *_APPENDED_LABELS,
+    *("group", "provider", "account", "period"),
     *("price_source", "flags"),
 )
 """The CSV's columns. docs/cost-report.md explains each of them."""
@@ -76,7 +78,11 @@ def csv_cells(row: ReportRow, places: int) -> dict[str, str]:
     cells = {
         "row": row.kind if row.kind != "overhead" else f"overhead:{row.name}",
         "sweep_id": row.sweep_id,
-        "trial_id": row.trial_id or (row.name if row.kind == "group" else ""),
+        "trial_id": row.trial_id,
+        "group": row.name if row.kind == "group" else "",
+        "provider": row.provider,
+        "account": row.account,
+        "period": period_text(row),
         "attempts": str(row.attempts) if row.attempts else "",
         "machine": row.machine,
         "sku": row.sku,
@@ -102,6 +108,11 @@ def csv_cells(row: ReportRow, places: int) -> dict[str, str]:
     cells |= {name: _amount_text(rounded(pico, places), places) for name, pico in row.costs.items()}
     cells["cost_per_acc_point"] = cost_per_acc_point(row, places)
     return cells
+
+
+def period_text(row: ReportRow) -> str:
+    """The time that the row's costs cover, as an ISO 8601 interval in UTC."""
+    return f"{instant_text(row.from_ns)}/{instant_text(row.to_ns)}"
 
 
 def cost_per_acc_point(row: ReportRow, places: int) -> str:
@@ -135,6 +146,10 @@ def as_json(report: Report) -> str:
     }
     if len(report.currencies) <= 1:
         body |= {"currency": report.currency, "total": pico_text(report.total_pico)}
+    body["shares"] = {
+        currency: {purpose: str(percent) for purpose, percent in shares(report, currency).items()}
+        for currency in report.currencies
+    }
     body |= {"unpriced": report.unpriced, "open_leases": list(report.open_leases), "notes": list(report.notes)}
     return json.dumps(body, indent=2, ensure_ascii=False)
 
@@ -146,6 +161,9 @@ def _json_row(row: ReportRow) -> Mapping[str, Any]:
         "attempts": row.attempts,
         "machine": row.machine,
         "sku": row.sku,
+        "provider": row.provider,
+        "account": row.account,
+        "period": period_text(row),
         "cards": None if row.cards is None else plain(row.cards),
         "card_hours": plain(row.card_hours),
         "cost": UNPRICED if row.unpriced else pico_text(row.pico),

@@ -15,7 +15,7 @@ from functools import partial
 from cost.charges.attribution import Attribution, CostLine, attribute
 from cost.charges.chargeback import COST_CENTER, apply_chargebacks, chargebacks_by_sweep
 from cost.ledger.ledger import Ledger
-from cost.money import Money, largest_remainder
+from cost.money import Money, largest_remainder, money_text
 from cost.periods import PERIODS, period_edges, period_name
 from cost.prices.billing import BillingRule
 from cost.prices.book import PriceBook
@@ -82,6 +82,7 @@ def grouped_report(
     if scope.as_of_ns is not None:
         changes = cost_changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
         notes += tuple(change.text for change in changes)
+    notes += unassigned_notes(attribution)
     notes += problem_notes(attribution, simulated=scope.sweep_id is not None) + simulated_note(scope, attribution)
     # The clock of a simulated sweep runs ahead of real time: its report is dated at its end, not at an earlier moment.
     simulated = [state for state in attribution.leases if state.lease.simulated]
@@ -111,7 +112,21 @@ def scoped_attribution(
     )
     lines = [line for line in _with_idle_policy(attribution.lines, scope.idle) if _in_scope(line, scope)]
     lines = apply_chargebacks(lines, chargebacks_by_sweep(ledger, scope.as_of_ns))
-    return replace(attribution, lines=tuple(lines))
+    unassigned: dict[str, int] = {}
+    for line in attribution.lines if scope.sweep_id and scope.idle == "apart" else ():
+        if not line.sweep_id and _in_range(line, scope):
+            unassigned[line.lease.currency] = unassigned.get(line.lease.currency, 0) + line.pico
+    return replace(attribution, lines=tuple(lines), unassigned=unassigned)
+
+
+def unassigned_notes(attribution: Attribution) -> tuple[str, ...]:
+    """What the machines of a sweep cost while no sweep was attached: idle money that no sweep's report contains."""
+    return tuple(
+        f"Its machines cost {money_text(Money(pico, currency))} more while no sweep was attached: "
+        "python -m cost report --by category"
+        for currency, pico in sorted(attribution.unassigned.items())
+        if pico > 0
+    )
 
 
 def simulated_note(scope: ReportScope, attribution: Attribution) -> tuple[str, ...]:
@@ -157,6 +172,10 @@ def in_currency(attribution: Attribution, currency: str, rates: Sequence[Rate]) 
 def _in_scope(line: CostLine, scope: ReportScope) -> bool:
     if line.lease.simulated if scope.sweep_id is None else line.sweep_id != scope.sweep_id:
         return False
+    return _in_range(line, scope)
+
+
+def _in_range(line: CostLine, scope: ReportScope) -> bool:
     if scope.from_ns is not None and line.from_ns < scope.from_ns:
         return False
     return scope.to_ns is None or line.from_ns < scope.to_ns

@@ -43,6 +43,12 @@ class ReportRow:
     sku: str = ""
     cards: Decimal | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    provider: str = ""
+    account: str = ""
+    """The accounts that the providers bill."""
+    from_ns: int = 0
+    to_ns: int = 0
+    """When the first cost of the row began and the last ended."""
     price_source: str = ""
     flags: tuple[str, ...] = ()
     unpriced: bool = False
@@ -135,6 +141,7 @@ def sum_lines(
     """A row that sums lines of one currency. `fields`: further fields of the row; `flags` are added to the lines'."""
     categories: dict[str, int] = defaultdict(int)
     machines, skus, sources, flags = set(), set(), set(), set()
+    providers, accounts = set(), set()
     pico = billed = card_ns = listed = contracted = effective = 0
     unpriced = False
     for line in lines:
@@ -143,6 +150,8 @@ def sum_lines(
         card_ns += line.micro_card_ns
         machines.add(line.lease.machine)
         skus.add(line.lease.sku)
+        providers.add(line.lease.provider)
+        accounts.add(line.lease.account)
         flags.update(line.flags)
         unpriced = unpriced or line.unpriced
         if line.lease.simulated:
@@ -170,6 +179,10 @@ def sum_lines(
         categories=dict(categories),
         machine=" ".join(sorted(machines)),
         sku=" ".join(sorted(skus)),
+        provider=" ".join(sorted(providers - {""})),
+        account=" ".join(sorted(accounts - {""})),
+        from_ns=min(line.from_ns for line in lines),
+        to_ns=max(line.to_ns for line in lines),
         price_source=" | ".join(sorted(sources)),
         flags=tuple(sorted(flags | set(fields.pop("flags", ())))),
         unpriced=unpriced,

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from cost.cli.main import app
 from cost.clock import FakeClock
 from cost.ledger.ledger import Ledger
-from cost.records import Correction
+from cost.prices.book import PriceBook
+from cost.records import Correction, Lease, UsageKey
 from tests.cost.cli.conftest import run
 
 
@@ -260,3 +261,25 @@ def test_a_focus_file_with_an_unpriced_lease_has_no_output(root, pricing, clock,
         ledger.leases.close("L9", "done")
     text = run("report", "--format", "focus", "--root", root, "--pricing", pricing, code=2)
     assert text.startswith("lease L9 has no price")
+
+
+def test_the_report_of_a_sweep_says_what_its_machine_cost_without_any_sweep(tmp_path, pricing):
+    """A machine that idles for 9 of 10 hours: the idle hours are no sweep's, and the default view names them."""
+    folder, clock = tmp_path / "runs", FakeClock(utc=1_795_860_000 * 10**9)
+    digest = PriceBook.load(pricing).rows[0].hash
+    with Ledger.open(folder / "ledger.db", clock) as ledger:
+        lease = Lease("L1", "i-1", "box", "box", "cloud", 8, "USD", digest, opened_by="hand")
+        ledger.leases.open(lease)
+        clock.advance_seconds(9 * 3600)
+        ledger.leases.attach("L1", "s1")
+        key = UsageKey("L1", "t1", 1)
+        ledger.usages.start(key, "s1", Decimal(8), {})
+        clock.advance_seconds(3600)
+        ledger.usages.end(key, "COMPLETED")
+        ledger.leases.close("L1", "done")
+    text = run("report", "--root", folder, "--pricing", pricing)
+    assert "8.10 USD went to other 100 %." in text
+    assert "Its machines cost 72.90 USD more while no sweep was attached" in text
+    assert "81.00 USD went to idle 90 %, other 10 %." in run(
+        "report", "--root", folder, "--pricing", pricing, "--by", "category"
+    )
