@@ -1,1 +1,1 @@
-"""Money: card-hours into an exact bill. Knows nothing of ray, torch, mlflow or hydra."""
+"""The cost ledger: turns leases of machines and card-hours into exact costs. Imports no ray, torch, mlflow or hydra."""

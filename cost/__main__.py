@@ -1,4 +1,7 @@
-"""`python -m cost`: the books from the command line. Every rule is in the modules that the commands call."""
+"""Runs the commands of `python -m cost` (`cost.cli`).
+
+Tested in tests/cost/cli/test_main.py.
+"""
 
 from __future__ import annotations
 

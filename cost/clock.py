@@ -1,7 +1,8 @@
-"""Time for the books: a driver's instants are its anchor plus a monotonic delta, whatever the wall clock does.
+"""Clocks. The time of a driver is an anchor plus the monotonic time since then, so changes of the wall clock do not
+affect durations.
 
-Everything is integer nanoseconds, dates are UTC. Steps of the wall clock are recorded, never believed. Nothing here
-formats a date or knows a time zone.
+All times are integer nanoseconds; instants are UTC. Steps of the wall clock are recorded and not followed. Time zones
+and date formats are in `cost.periods`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Protocol
 NS_PER_SECOND = 10**9
 NS_PER_HOUR = 3600 * NS_PER_SECOND
 STEP_THRESHOLD_NS = NS_PER_SECOND // 2
-"""A wall clock that differs from the anchor by this much more than before has been stepped; less is slewing."""
+"""A change of the wall clock against the anchor by this much or more is a step; less is slewing."""
 
 
 class Clock(Protocol):
-    """What a driver reads. `utc_ns` may jump either way, `monotonic_ns` never goes back within one boot."""
+    """The clocks of a machine. `utc_ns` may jump either way; `monotonic_ns` never goes back within one boot."""
 
     def utc_ns(self) -> int: ...
 
@@ -29,12 +30,12 @@ class Clock(Protocol):
 
 
 FAKE_BOOT_PREFIX = "fake"
-"""What the boot id of a simulated clock begins with."""
+"""Prefix of the boot id of a simulated clock."""
 
 
 @functools.cache
 def real_boot_id() -> str:
-    """This boot of this machine; `unknown` where the system has no name for it."""
+    """The id of the current boot of this machine; `unknown` if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -42,8 +43,8 @@ def real_boot_id() -> str:
 
 
 class SystemClock:
-    """This machine's clocks. The monotonic one counts suspended time where the system has such a clock: a rented
-    machine that sleeps is billed all the same."""
+    """The clocks of this machine. The monotonic clock includes suspended time if the system has such a clock, because a
+    provider bills a suspended machine too."""
 
     _monotonic_id = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -61,7 +62,7 @@ class SystemClock:
 
 @dataclass
 class FakeClock:
-    """A clock that stands still until it is told to move."""
+    """A clock that moves only by `advance` and `step_wall`."""
 
     utc: int = 1_767_225_600 * NS_PER_SECOND
     """2026-01-01T00:00:00Z."""
@@ -78,7 +79,7 @@ class FakeClock:
         return self.boot
 
     def advance(self, ns: int) -> None:
-        """Let time pass: both clocks move by `ns` (zero or more)."""
+        """Move both clocks forward by `ns` (zero or more)."""
         if ns < 0:
             raise ValueError("time does not run backwards; step_wall moves the wall clock alone")
         self.utc += ns
@@ -88,13 +89,13 @@ class FakeClock:
         self.advance(round(seconds * NS_PER_SECOND))
 
     def step_wall(self, ns: int) -> None:
-        """Set the wall clock forward or back by `ns` while no time passes."""
+        """Set the wall clock forward or back by `ns`. The monotonic clock does not move."""
         self.utc += ns
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """One moment seen on both clocks of one boot."""
+    """One moment on both clocks of one boot."""
 
     utc_ns: int
     monotonic_ns: int
@@ -102,13 +103,13 @@ class Anchor:
 
     @property
     def simulated(self) -> bool:
-        """Whether its time is one that nothing outside this process lives in."""
+        """Whether the anchor is one of a simulated clock."""
         return self.boot_id.startswith(FAKE_BOOT_PREFIX)
 
 
 @dataclass(frozen=True)
 class ClockStep:
-    """The wall clock was seen to have been stepped by `step_ns` at `at_ns` (the anchored time)."""
+    """The wall clock was found to be stepped by `step_ns` at `at_ns` (anchored time)."""
 
     at_ns: int
     step_ns: int
@@ -127,7 +128,7 @@ class DriverClock:
         self.anchor = Anchor(self.clock.utc_ns(), self.clock.monotonic_ns(), self.clock.boot_id())
 
     def not_before(self, at_ns: int) -> None:
-        """Move the anchor so that it is `at_ns` now, where it would be earlier: the wall clock was set back."""
+        """Move the anchor so that it is at least `at_ns` now. Used after the wall clock was set back."""
         behind = at_ns - self.now_ns()
         if behind > 0:
             self.anchor = replace(self.anchor, utc_ns=self.anchor.utc_ns + behind)

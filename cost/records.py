@@ -1,6 +1,8 @@
-"""What goes into the ledger and comes out of it, as frozen dataclasses. No behaviour beyond checks of single fields.
+"""The records of the ledger as frozen dataclasses, its constants and its errors.
 
-Times are integer nanoseconds UTC (`*_ns`); cards may be a fraction of one, with at most six decimal places.
+Times are integer nanoseconds UTC (`*_ns`). A number of cards may be a fraction with at most six decimal places.
+
+Tested in tests/cost/ledger/test_leases.py, tests/cost/ledger/test_usages.py and tests/cost/ledger/test_journal.py.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 PHASES = ("startup", "rollout", "reward", "logprob", "train", "sync", "evaluation", "checkpoint", "recovery", "other")
-"""Kinds of time that a trial reports. `other` is also what it did not report."""
+"""Phases whose time a trial reports. `other` includes time that the trial did not report."""
 
 OVERHEADS = (
     *("startup", "idle", "teardown", "unassigned", "billing_increment", "unused_commitment"),
@@ -20,29 +22,29 @@ OVERHEADS = (
 )
 """Categories of cost outside any trial.
 
-`unassigned`: no sweep was attached to the machine. `purchase`: the bill of a commitment, whose cost is amortised over
-its term under other categories. `stopped`: the machine was leased and did not run, billed or not.
+`unassigned`: no sweep was attached to the machine. `purchase`: the invoice of a commitment; its cost is amortised over
+the term in other categories. `stopped`: the machine was leased but stopped, billed or not.
 """
 
 CATEGORIES = (*PHASES, "lost_work", *(name for name in OVERHEADS if name not in PHASES))
-"""Every category of cost, in the order of the report's columns."""
+"""All categories of cost, in the order of the columns of a report."""
 
 OUTCOMES = ("COMPLETED", "PRUNED", "FAILED", "PREEMPTED", "BUDGET_STOPPED", "CANCELLED", "LOST")
 """How an attempt's use of cards can end. LOST: its driver died, and it was closed at its last heartbeat."""
 
 LOST_WORK_OUTCOMES = frozenset({"FAILED", "PREEMPTED", "LOST"})
-"""Outcomes after which the work since the last checkpoint has to be done again."""
+"""Outcomes after which the work since the last checkpoint must be repeated."""
 
 FORECAST_LABELS = ("forecast_p50", "forecast_p90")
-"""Labels of an attempt that say, as text with a currency, what its trial was forecast to cost when it was started."""
+"""Labels of an attempt with the forecast cost of its trial at the start, as text with a currency."""
 
 
 class LedgerError(Exception):
-    """Something the ledger refuses. The message says what is wrong, where, and what would be right."""
+    """The ledger refuses a record or a request. The message names the problem, the place and the remedy."""
 
 
 class IntegrityError(LedgerError):
-    """The same fact was written before with another content, or the fact contradicts what is in the ledger."""
+    """A record exists with other content, or contradicts other records."""
 
 
 class StoreError(LedgerError):
@@ -50,7 +52,7 @@ class StoreError(LedgerError):
 
 
 class NoLedgerError(StoreError):
-    """There is no ledger at this place yet, or nothing in it."""
+    """There is no ledger at this location, or it is empty."""
 
 
 class LedgerRemovedError(StoreError):
@@ -58,7 +60,7 @@ class LedgerRemovedError(StoreError):
 
 
 def no_ledger_message(place: object) -> str:
-    """What to say where there is no ledger, or an empty one."""
+    """The message for a missing or an empty ledger."""
     return (
         f"there is nothing in the ledger at {place} yet; run a sweep (python sweep.py +stage=smoke), enter a machine "
         "(python -m cost leases open), or name another folder with --root"
@@ -76,11 +78,11 @@ class UsageKey:
 
 @dataclass(frozen=True)
 class Lease:
-    """A machine held from a moment on, as it is when it is opened."""
+    """The lease of a machine, with what is known when it is opened."""
 
     lease_id: str
     instance_id: str
-    """The machine's own identity (cloud instance id, host name): at most one lease of it is open."""
+    """Identifies the machine (cloud instance id, host name). At most one lease of an instance is open."""
     machine: str
     """Name of the machine's configuration, e.g. `h100x8`."""
     sku: str
@@ -88,7 +90,7 @@ class Lease:
     cards: int
     currency: str
     price_hash: str | None
-    """Hash of the price row quoted at opening. None only when unpriced leases were allowed by hand."""
+    """Hash of the price row in force at the opening. None only if leases without a price were allowed."""
     account: str = ""
     resource_id: str = ""
     region: str = ""
@@ -104,31 +106,31 @@ class Lease:
 
     @property
     def simulated(self) -> bool:
-        """Nobody ever held this machine: it is in no report but its own sweep's."""
+        """Whether the machine is simulated. Only the report of its own sweep includes it."""
         return self.tags.get("simulated") == "true"
 
 
 @dataclass(frozen=True)
 class LeaseState:
-    """A lease as the ledger knows it now."""
+    """The current state of a lease."""
 
     lease: Lease
     from_ns: int
     to_ns: int | None
     """None: still open."""
     how: str | None
-    """How it ended."""
+    """How the lease ended."""
     released: bool
-    """Whether its provider confirmed that it is gone."""
+    """Whether the provider confirmed the release of the machine."""
     last_heartbeat_ns: int
-    """The last moment at which a driver said that the machine is held; `from_ns` where none did."""
+    """The last heartbeat of a driver; `from_ns` if there is none."""
     sweeps: tuple[str, ...]
-    """Attached now."""
+    """The sweeps that are attached now."""
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """A sweep's hold on a lease from one moment to another."""
+    """A sweep is attached to a lease from one moment to another."""
 
     lease_id: str
     sweep_id: str
@@ -139,7 +141,7 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Usage:
-    """Cards of a lease held by one attempt, with what is known of it now."""
+    """Cards of a lease that one attempt uses, in its current state."""
 
     key: UsageKey
     sweep_id: str
@@ -151,27 +153,27 @@ class Usage:
     end_estimated: bool
     last_heartbeat_ns: int
     labels: Mapping[str, str]
-    """Latest value of each label."""
+    """The latest value of each label."""
     wall: bool
-    """True where start and end were stamped by two drivers, so that the duration is a difference of UTC."""
+    """Whether start and end come from the clocks of two drivers, so that the duration is a difference of UTC times."""
 
 
 @dataclass(frozen=True)
 class NewEvent:
-    """An entry to be written to a journal; `key` is its own within its stream."""
+    """An event to be appended to a stream; `key` identifies the event within the stream."""
 
     kind: str
     body: Mapping[str, Any] | str
-    """JSON types; or JSON that its writer has made already."""
+    """JSON types, or a text that is already JSON."""
     key: str
 
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """One entry of a journal."""
+    """One event of a stream."""
 
     sequence: int
-    """1, 2, 3 ... within its stream."""
+    """1, 2, 3 ... within the stream."""
     stream: str
     kind: str
     at_ns: int
@@ -182,13 +184,13 @@ class StoredEvent:
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """Made of the text when it is asked for: many readers want a few events of many."""
+        """Parsed on demand, because many readers need few of the events."""
         return read_json(self.text)
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Half surrogate pairs, which file names may contain, need the slower decoder."""
-    import msgspec  # here: it takes 30 ms to load, and many commands read no event
+    """Parse JSON. Unpaired surrogates, which file names may contain, need the slower standard decoder."""
+    import msgspec  # imported here: it takes 30 ms, and many commands read no event
 
     try:
         return msgspec.json.decode(text)
@@ -198,7 +200,7 @@ def read_json(text: str | bytes) -> Any:
 
 @dataclass(frozen=True)
 class Correction:
-    """An entry that changes what a closed interval cost, up or down."""
+    """Raises or lowers the cost of a lease after the fact."""
 
     correction_id: str
     lease_id: str
@@ -206,7 +208,7 @@ class Correction:
     pico: int
     currency: str
     at_ns: int
-    """The moment within the lease that it belongs to: it decides the day and month it is reported under."""
+    """The instant under which it is reported: it decides the day and the month."""
     reason: str
     sweep_id: str = ""
     trial_id: str = ""

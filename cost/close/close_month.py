@@ -1,7 +1,6 @@
-"""Closing a month: from then on it changes only by corrections.
+"""Close a month, so that only corrections change its cost.
 
-Its totals are kept with it, so that anything else that moves them (a price edited in place, a fact that came late) is
-found and named by `check`.
+The totals of the month are stored, so that `check` finds any other change, such as an edited price or a late entry.
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ from cost.records import LedgerError
 def close_month(
     ledger: Ledger, book: PriceBook, period: str, now_ns: int, *, rules: Sequence[BillingRule] | None = None
 ) -> Totals:
-    """Freeze a month of UTC and keep its totals; returns them. Closed before: its totals as they were kept.
+    """Close a month (UTC), store its totals and return them. For a closed month: return the stored totals.
 
     Raises:
-        LedgerError: the month is not over, something in it is still open with nobody looking after it, or the books
-            are not whole.
+        LedgerError: the month is not over, an attempt in it is open without heartbeats, or a check fails.
     """
     _, end = month_bounds(period)
     if now_ns < end:
         raise LedgerError(f"{period} is not over yet")
     if period in ledger.closed_months.names():
         return closed_totals(ledger)[period]
-    with ledger.transaction():  # what is added up is what is frozen
+    with ledger.transaction():  # nothing may change between the sum and the closing
         for usage in ledger.usages.find(only_open=True):
             if usage.from_ns < end and usage.last_heartbeat_ns < end:
                 raise LedgerError(
@@ -50,9 +48,11 @@ def close_month(
             )
         totals = month_totals(ledger, book, period, now_ns, rules=rules)
         states = ledger.leases.find()
-        other = load_charge_inputs(ledger, book, states, now_ns)
-        kept = billing_rules(book) if rules is None else rules
-        rows = [row for state in states for row in charge_lease(state, kept, now_ns, other).rows.values()]
+        charge_inputs = load_charge_inputs(ledger, book, states, now_ns)
+        applied_rules = billing_rules(book) if rules is None else rules
+        rows = [
+            row for state in states for row in charge_lease(state, applied_rules, now_ns, charge_inputs).rows.values()
+        ]
         ledger.price_archive.add(rows)
         ledger.closed_months.add(period)
         body = {lease_id: f"{pico_text(pico)} {currency}" for lease_id, (pico, currency) in totals.items()}

@@ -1,4 +1,7 @@
-"""Months of the books: when one lasts, what each lease cost in it, and what those that are closed were closed with."""
+"""The cost of leases by month, the stored totals of closed months, and corrections by month.
+
+Tested in tests/cost/close/test_close_month.py.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from cost.prices.book import PriceBook
 STREAM = "closed_months"
 
 Totals = Mapping[str, tuple[int, str]]
-"""By lease: an amount in 1e-12, and its currency."""
+"""By lease id: an amount in 1e-12 of a currency, and the currency."""
 
 
 def month_totals(
     ledger: Ledger, book: PriceBook, period: str, now_ns: int, *, rules: Sequence[BillingRule] | None = None
 ) -> Totals:
-    """What each lease cost within a month of UTC, corrections left out."""
+    """The cost of each lease in a month (UTC), without corrections."""
     start, end = month_bounds(period)
     totals: dict[str, tuple[int, str]] = {}
     for line in attribute(ledger, book, now_ns, cuts=(start, end), rules=rules).lines:
@@ -34,7 +37,7 @@ def month_totals(
 
 
 def closed_totals(ledger: Ledger) -> dict[str, Totals]:
-    """The totals that closed months were closed with."""
+    """The stored totals of all closed months, by month."""
     found: dict[str, Totals] = {}
     for event in ledger.events.read(STREAM):
         amounts = {lease_id: Money.parse(text) for lease_id, text in event.body["leases"].items()}
@@ -43,7 +46,7 @@ def closed_totals(ledger: Ledger) -> dict[str, Totals]:
 
 
 def month_corrections(ledger: Ledger, period: str) -> Totals:
-    """What corrections have added to each lease's cost within a month of UTC."""
+    """The sum of the corrections of each lease in a month (UTC)."""
     start, end = month_bounds(period)
     lease, table = schema.lease, schema.correction
     query = select(table.c.lease_id, table.c.pico, lease.c.currency).join(lease, lease.c.lease_id == table.c.lease_id)

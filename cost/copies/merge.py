@@ -1,11 +1,11 @@
-"""Another ledger's facts brought into this one: what a rented machine wrote while it was away comes home.
+"""Merge another ledger into this one, such as the ledger of a rented machine after its sweep.
 
-Rows are known by what they are about, never by a number that a database gave them. What is there already is left as
-it is; what is new is added as its driver signed it; a fact that is there with another content is an error, and then
-nothing at all is changed. So the same ledger may be merged any number of times.
+Rows are identified by key columns, never by an id that a database assigned. Existing rows stay as they are; new rows
+are added with the signature of their driver; a row that exists with other content is an error, and then nothing is
+changed. Merging the same ledger again changes nothing.
 
-A sweep's journal has one writer at a time: what the other ledger has beyond this one's entries is appended in order,
-and where both went on by themselves the merge is refused. The journals of `cost` itself are sets of facts with keys.
+A stream of a sweep has one writer at a time: events that only the other ledger has are appended in order, and the merge
+is refused if both ledgers have appended different events. The streams of `cost` are sets of events with keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cost.charges import charge_status, chargeback, commitments, metered, power
 from cost.ledger import machine_states, release_requests, schema
 from cost.ledger.database import shown_place, sqlite_path
 from cost.ledger.ledger import Ledger
-from cost.ledger.sqlite_copy import check_whole, copy_sqlite
+from cost.ledger.sqlite_copy import check_intact, copy_sqlite
 from cost.periods import period_name
 from cost.records import IntegrityError, NoLedgerError, StoreError, no_ledger_message
 
@@ -33,7 +33,7 @@ KEYED_STREAMS = frozenset(
     module.STREAM
     for module in (chargeback, charge_status, commitments, machine_states, metered, power, release_requests)
 )
-"""Journals that both sides may go on writing: what an entry says does not depend on those before it."""
+"""Streams that both ledgers may append to: the meaning of an event does not depend on the events before it."""
 
 PAGE = 500
 
@@ -44,7 +44,7 @@ _IDS = {
     "attachment_id": schema.attachment,
     "reservation_id": schema.reservation,
 }
-"""Numbers that each database gives by itself, and the table that gives them."""
+"""Ids that each database assigns, and their tables."""
 
 _KEYS: Mapping[Table, tuple[str, ...]] = {
     schema.driver: ("driver_id",),
@@ -61,46 +61,46 @@ _KEYS: Mapping[Table, tuple[str, ...]] = {
     schema.correction: ("correction_id",),
     schema.price: ("price_hash",),
 }
-"""What a row is about. Journals and closed months have rules of their own."""
+"""The columns that identify a row. Events and closed months have rules of their own."""
 
 _COUNTED: Mapping[Table, tuple[str, ...]] = {
     schema.attachment: ("lease_id", "sweep_id", "driver_id", "from_ns"),
     schema.reservation: ("sweep_id", "lease_id", "trial_id", "attempt", "driver_id"),
 }
-"""What a row is about where that may happen more than once: rows of one key count in order."""
+"""The columns that identify a row together with its position among the rows with equal columns."""
 
-_SAID_BY_ANYBODY = {schema.price: ("driver_id", "written_ns")}
-"""Columns that may differ: several may have written the same fact down."""
+_MAY_DIFFER = {schema.price: ("driver_id", "written_ns")}
+"""Columns that may differ, because several drivers may write the same row."""
 
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What came in."""
+    """What a merge has added."""
 
     added: Mapping[str, int]
-    """Rows by table; empty: everything was there."""
+    """Number of added rows by table; empty: all rows existed."""
     streams: tuple[str, ...]
-    """Journals that grew."""
+    """Streams with new events."""
     estimates_dropped: int
-    """Ends that the other side had to guess, and that are known here."""
+    """Estimated ends of usages in the other ledger whose real end is recorded here."""
     closed_as_lost: int
-    """Usages that were still open there and were closed at their last heartbeat."""
+    """Usages that were open in the other ledger and were closed at their last heartbeat."""
 
 
 class _DryRun(Exception):
-    """Undoes what was tried."""
+    """Rolls back the transaction of a dry run."""
 
 
 def merge_ledger(home: Ledger, source: str | Path, *, lost: bool = False, dry: bool = False) -> MergeResult:
-    """Bring what another ledger (a file, or a server's URL) has into this one, all or nothing.
+    """Merge another ledger (a file, or the URL of a server) into this one, in one transaction.
 
-    `lost`: the other machine is gone for good, so what it had not ended is closed at its last heartbeat. `dry`: tell
-    what would come in, and change nothing.
+    `lost`: the other machine will not come back, so open usages are closed at their last heartbeat. `dry`: return what
+    would be added, and change nothing.
 
     Raises:
-        IntegrityError: a fact is here with another content, a journal grew on both sides, something falls into a month
-            that is closed here, or attempts still run there.
-        StoreError: the other one is no whole ledger, or cannot be read.
+        IntegrityError: a row exists here with other content, both ledgers have appended to a stream, a row lies in a
+            month that is closed here, or attempts in the other ledger are still open.
+        StoreError: the other ledger is not intact, or cannot be read.
     """
     found: list[MergeResult] = []
     with ExitStack() as stack:
@@ -108,7 +108,7 @@ def merge_ledger(home: Ledger, source: str | Path, *, lost: bool = False, dry: b
         copy = _snapshot(source, Path(folder))
         try:
             other = stack.enter_context(Ledger.open(copy))
-        except StoreError as error:  # of a newer version: say of which ledger, not of which copy
+        except StoreError as error:  # a newer version: the message must name the ledger, not its copy
             raise StoreError(str(error).replace(str(copy), shown_place(source))) from error
         stack.enter_context(suppress(_DryRun))
         reader, writer = stack.enter_context(other.read()), stack.enter_context(home.writer.write_unsigned())
@@ -119,7 +119,7 @@ def merge_ledger(home: Ledger, source: str | Path, *, lost: bool = False, dry: b
 
 
 def _snapshot(source: str | Path, folder: Path) -> Path:
-    """A copy of one moment, brought up to date by opening it."""
+    """Copy the other ledger, so that opening the copy can migrate it."""
     target, path = folder / "other.db", sqlite_path(source)
     if path is None:
         with Ledger.open(source, create=False, read_only=True) as other:
@@ -127,7 +127,7 @@ def _snapshot(source: str | Path, folder: Path) -> Path:
     if not path.exists():
         raise NoLedgerError(no_ledger_message(path))
     copy_sqlite(path, target)
-    check_whole(target)
+    check_intact(target)
     return target
 
 
@@ -135,13 +135,13 @@ class _Merge:
     def __init__(self, home: Ledger, reader: Connection, writer: Connection) -> None:
         self._home, self._reader, self._writer = home, reader, writer
         self._ids: dict[str, dict[int, int]] = {name: {} for name in _IDS}
-        """This side's number of the other side's."""
+        """Our id by the id of the other ledger, for each kind of id."""
         self._new_ids: dict[str, set[int]] = {name: set() for name in _IDS}
         self._added: Counter[str] = Counter()
         self._streams: list[str] = []
         self._estimates_dropped = 0
         query = select(schema.closed_period.c.period)
-        self._frozen = set(writer.execute(query).scalars())
+        self._closed_months = set(writer.execute(query).scalars())
 
     def run(self, lost: bool) -> MergeResult:
         self._refuse_months_closed_there()
@@ -152,7 +152,7 @@ class _Merge:
                 self._journals()
             elif table is not schema.closed_period:
                 self._table(table)
-        closed = self._open_there(lost)
+        closed = self._close_open_usages(lost)
         return MergeResult(dict(self._added), tuple(self._streams), self._estimates_dropped, closed)
 
     # Tables -----------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class _Merge:
             for theirs, row in zip(rows, given, strict=True):
                 ours = known.get(key_of(row))
                 if ours is None:
-                    self._refuse_frozen(table, row)
+                    self._refuse_closed_month(table, row)
                     new.append(row)
                 elif not self._same(table, row, ours):
                     raise IntegrityError(_conflict(table, row, ours))
@@ -181,7 +181,7 @@ class _Merge:
                     self._insert_numbered(table, numbered, theirs_by_key[key_of(row)], row)
 
     def _ours(self, row: Row, own_number: str | None) -> dict[str, Any]:
-        """The other side's row with this side's numbers, and without those that the database gives."""
+        """A row of the other ledger with our ids, without the id that our database will assign."""
         found = {name: value for name, value in row.items() if name not in (own_number, "step_id")}
         for name in self._ids:
             if name in found:
@@ -189,7 +189,7 @@ class _Merge:
         return found
 
     def _known(self, table: Table, rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
-        """This side's rows of the same keys."""
+        """Our rows with the same keys."""
         key = _KEYS[table]
         wanted = [_key_of(key)(row) for row in rows if not self._is_new(row)]
         if not wanted:
@@ -198,15 +198,15 @@ class _Merge:
         return {_key_of(key)(row): row for row in self._writer.execute(query).mappings()}
 
     def _is_new(self, row: Row) -> bool:
-        """It belongs to what came in with this merge, so nothing of it can be here."""
+        """Whether the row belongs to a record that this merge has added, so that the row cannot exist here."""
         return any(row.get(name) in new for name, new in self._new_ids.items())
 
     def _same(self, table: Table, given: Row, ours: Row) -> bool:
-        may_differ = _SAID_BY_ANYBODY.get(table, ())
+        may_differ = _MAY_DIFFER.get(table, ())
         if all(ours[name] == value for name, value in given.items() if name not in may_differ):
             return True
         if table is schema.usage_end and given["estimated"]:
-            # It lost sight of the driver that held this. Here the end is known, or was guessed at as well.
+            # The other ledger estimated the end of a dead driver's usage. Our end is the real one, or an estimate too.
             self._estimates_dropped += 1
             return True
         return False
@@ -241,13 +241,13 @@ class _Merge:
         for stream, length in _lengths(self._reader).items():
             before = self._added["event"]
             if stream in KEYED_STREAMS:
-                self._facts_of(stream)
+                self._merge_keyed_stream(stream)
             else:
-                self._story_of(stream, length)
+                self._append_new_events(stream, length)
             if self._added["event"] > before:
                 self._streams.append(stream)
 
-    def _story_of(self, stream: str, length: int) -> None:
+    def _append_new_events(self, stream: str, length: int) -> None:
         table = schema.event
         self._home.events.lock(self._writer, stream)
         here = _lengths(self._writer, stream).get(stream, 0)
@@ -264,12 +264,12 @@ class _Merge:
                 ours = known.get(row["sequence"])
                 if ours is not None and dict(ours) != dict(row):
                     raise IntegrityError(
-                        f"journal {stream} grew on both sides: its entry {row['sequence']} is {_told(ours)} here and "
-                        f"{_told(row)} there. A sweep goes on in one place at a time; nothing was merged"
+                        f"journal {stream} was continued in both ledgers: its event {row['sequence']} is "
+                        f"{_event_text(ours)} here and {_event_text(row)} there; nothing was merged"
                     )
             self._insert(table, [dict(row) for row in rows if row["sequence"] > here])
 
-    def _facts_of(self, stream: str) -> None:
+    def _merge_keyed_stream(self, stream: str) -> None:
         table = schema.event
         self._home.events.lock(self._writer, stream)
         of_stream = table.select().where(table.c.stream == stream).order_by(table.c.sequence)
@@ -285,32 +285,32 @@ class _Merge:
                     new.append({**row, "sequence": last})
                 elif (ours["kind"], ours["body"]) != (row["kind"], row["body"]):
                     raise IntegrityError(
-                        f"entry {row['key']} of journal {stream} is {_told(ours)} here and {_told(row)} there; "
-                        "nothing was merged"
+                        f"event {row['key']} of journal {stream} is {_event_text(ours)} here and {_event_text(row)} "
+                        "there; nothing was merged"
                     )
             self._insert(table, new)
 
-    # What must not come in --------------------------------------------------------------------------------------------
+    # Refusals ---------------------------------------------------------------------------------------------------------
 
     def _refuse_months_closed_there(self) -> None:
         there = set(self._reader.execute(select(schema.closed_period.c.period)).scalars())
-        if only_there := sorted(there - self._frozen):
+        if only_there := sorted(there - self._closed_months):
             raise IntegrityError(
-                f"{', '.join(only_there)} was closed in the other ledger and not in this one: a month is closed where "
-                "all of its costs are; nothing was merged"
+                f"{', '.join(only_there)} was closed in the other ledger but not in this one: close a month in the "
+                "ledger that has all of its costs; nothing was merged"
             )
 
-    def _refuse_frozen(self, table: Table, row: Row) -> None:
+    def _refuse_closed_month(self, table: Table, row: Row) -> None:
         column = {schema.lease: "from_ns", schema.lease_end: "to_ns", schema.usage_end: "to_ns"}.get(table)
-        if column is not None and (month := period_name(row[column], "month", UTC)) in self._frozen:
+        if column is not None and (month := period_name(row[column], "month", UTC)) in self._closed_months:
             what = f"{table.name.replace('_', ' ')} {row.get('lease_id', '')}".strip()
             raise IntegrityError(
-                f"a {what} falls into {month}, which is closed here; nothing was merged. Enter what it cost as a "
+                f"a {what} lies in {month}, which is closed here; nothing was merged. Enter its cost as a "
                 "correction: python -m cost correct"
             )
 
-    def _open_there(self, lost: bool) -> int:
-        """Attempts that came in without an end; how many were closed."""
+    def _close_open_usages(self, lost: bool) -> int:
+        """Close the open usages that the merge has added, if `lost`; else refuse them. Returns their number."""
         usage, end, beat = schema.usage, schema.usage_end, schema.usage_beat
         ended = select(end.c.usage_id)
         query = select(usage).where(usage.c.usage_id.not_in(ended))
@@ -318,14 +318,15 @@ class _Merge:
         if rows and not lost:
             some = ", ".join(f"{r['trial_id']}/{r['attempt']} of {r['sweep_id']}" for r in rows[:3])
             raise IntegrityError(
-                f"{len(rows)} attempts still run, by the other ledger ({some}): let that sweep end, or interrupt it, "
-                "and merge then. If that machine is gone for good, --lost closes them at their last heartbeat"
+                f"{len(rows)} attempts are still open in the other ledger ({some}): wait for the end of that sweep, or "
+                "interrupt it, and merge again. If its machine will not come back, --lost closes them at their last "
+                "heartbeat"
             )
         for row in rows:
             query = select(func.max(beat.c.at_ns)).where(beat.c.usage_id == row["usage_id"])
             to_ns = self._writer.execute(query).scalar() or row["from_ns"]
             closed = {"usage_id": row["usage_id"], "to_ns": to_ns, "outcome": "LOST", "estimated": 1}
-            # Signed by the driver that it was lost with: to close is all that is left to do in its name.
+            # Signed by the dead driver of the usage.
             signature = {"driver_id": row["driver_id"], "written_ns": self._home.now_ns()}
             self._writer.execute(end.insert(), closed | signature)
         return len(rows)
@@ -346,7 +347,7 @@ def _pages(connection: Connection, table: Table) -> Iterator[Sequence[Row]]:
 
 
 def _event_pages(connection: Connection, query: Any) -> Iterator[Sequence[Row]]:
-    """A journal a page at a time: its numbers have no gap."""
+    """The events of a stream, a page at a time."""
     after = 0
     while rows := list(connection.execute(query.where(schema.event.c.sequence > after).limit(PAGE)).mappings()):
         after = rows[-1]["sequence"]
@@ -369,16 +370,16 @@ def _lengths(connection: Connection, stream: str | None = None) -> dict[str, int
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def _told(row: Row) -> str:
+def _event_text(row: Row) -> str:
     body = row["body"]
     return f"{row['kind']} {body if len(body) <= 120 else body[:120] + ' ...'}"
 
 
 def _conflict(table: Table, given: Row, ours: Row) -> str:
-    names: Collection[str] = [n for n, v in given.items() if ours[n] != v and n not in _SAID_BY_ANYBODY.get(table, ())]
+    names: Collection[str] = [n for n, v in given.items() if ours[n] != v and n not in _MAY_DIFFER.get(table, ())]
     about = ", ".join(str(given[name]) for name in (_KEYS.get(table) or _COUNTED[table]))
     differs = "; ".join(f"{name} is {ours[name]} here and {given[name]} there" for name in names)
     hint = ""
     if table is schema.usage_end and ours["estimated"]:
-        hint = ". It was taken for lost here before it had ended there; what it cost more is a correction"
+        hint = ". It was closed here as lost before it ended there; enter the rest of its cost as a correction"
     return f"{table.name.replace('_', ' ')} of {about}: {differs}{hint}; nothing was merged"

@@ -1,4 +1,4 @@
-"""Going back to a copy of a ledger. One that stood in the way is set aside, never deleted."""
+"""Restore a ledger from a copy. The previous ledger file is kept under another name, never deleted."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from contextlib import closing
 from pathlib import Path
 
 from cost.ledger.database import Database, sqlite_path
-from cost.ledger.sqlite_copy import check_whole, copy_sqlite
+from cost.ledger.sqlite_copy import check_intact, copy_sqlite
 from cost.records import StoreError
 
 
 def restore_ledger(copy: Path, ledger: str | Path) -> Path | None:
-    """Put a copy in a ledger's place, a file's or an empty database's on a server (its URL).
+    """Restore a copy to a file, or to the empty database of a server (its URL).
 
-    A file that stood there is moved aside; returns where to, None where nothing was.
+    Returns the new path of the previous ledger file; None: there was none.
 
     Raises:
-        StoreError: the copy is no whole ledger, a driver is writing to the ledger now, or the database is not empty.
+        StoreError: the copy is not an intact ledger, a driver is writing to the ledger, or the database is not empty.
     """
     path = sqlite_path(ledger)
     if path is not None:
         return _restore_file(copy, path)
-    check_whole(copy)  # before a table is made on the server
+    check_intact(copy)  # before tables are created on the server
     store = Database(ledger, create=True, read_only=False)
     try:
         store.fill(copy)
@@ -33,32 +33,32 @@ def restore_ledger(copy: Path, ledger: str | Path) -> Path | None:
 
 
 def _restore_file(copy: Path, ledger: Path) -> Path | None:
-    check_whole(copy)
-    aside = None
+    check_intact(copy)
+    previous = None
     ledger.parent.mkdir(parents=True, exist_ok=True)
-    # Whole, and on the disk, before anything is moved: whoever is killed after that has lost nothing.
-    new = copy_sqlite(copy, ledger.with_name(f"{ledger.name}.{os.getpid()}.new"), still=True)
+    # The copy is complete and on the disk before anything is moved, so a kill at any moment loses nothing.
+    new = copy_sqlite(copy, ledger.with_name(f"{ledger.name}.{os.getpid()}.new"), unused=True)
     try:
         if ledger.exists():
             _check_unused(ledger)
-            aside = _free_name(ledger)
-            _keep_as(ledger, aside)
+            previous = _free_name(ledger)
+            _link_or_move(ledger, previous)
             for ending in ("-wal", "-shm"):
                 part = ledger.with_name(ledger.name + ending)
                 if part.exists():
-                    os.replace(part, aside.with_name(aside.name + ending))
+                    os.replace(part, previous.with_name(previous.name + ending))
         os.replace(new, ledger)
     finally:
         new.unlink(missing_ok=True)
-    return aside
+    return previous
 
 
-def _keep_as(ledger: Path, aside: Path) -> None:
-    """Another name for the same file, so that at no moment there is no ledger; where files have one name, a new one."""
+def _link_or_move(ledger: Path, previous: Path) -> None:
+    """Give the file a second name, so that a ledger exists at every moment; move it if hard links are not supported."""
     try:
-        os.link(ledger, aside)
+        os.link(ledger, previous)
     except OSError:
-        os.replace(ledger, aside)
+        os.replace(ledger, previous)
 
 
 def _check_unused(ledger: Path) -> None:

@@ -1,7 +1,8 @@
-"""A place in an S3 bucket: how it is named, and a client of it whose errors are ours. Knows nothing of what lies there.
+"""A location in an S3 bucket: its name, and a client that raises BucketError. The content is not known here.
 
-Credentials are boto3's own business: none is asked for, kept or printed. Nothing waits for ever: connections, reads and
-tries are bounded.
+boto3 finds the credentials; none is asked for, stored or printed. Connections, reads and tries have time limits.
+
+Tested in tests/cost/copies/test_s3_snapshot.py.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _CONNECT_SECONDS, _READ_SECONDS = 3, 30
 
 
 class BucketError(LedgerError):
-    """The bucket cannot be reached or refuses, or what lies there is not what it should be."""
+    """The bucket does not answer or refuses, or its content is not as expected."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket and a prefix in it. An empty endpoint is AWS itself; an empty region is boto3's own choice."""
+    """A bucket and a prefix. An empty endpoint means AWS; an empty region means boto3's configured region."""
 
     name: str
     prefix: str = ""
@@ -42,16 +43,16 @@ class Bucket:
 
 
 def parse_s3_url(url: str, *, endpoint_url: str = "", region: str = "") -> Bucket:
-    """The place that `s3://bucket/prefix` names. Raises BucketError."""
+    """The location that `s3://bucket/prefix` names. Raises BucketError."""
     found = _URL.fullmatch(url)
     if found is None:
-        raise BucketError(f"{url!r} is no place in S3; write s3://bucket/prefix")
+        raise BucketError(f"{url!r} is not a location in S3; write s3://bucket/prefix")
     return Bucket(found["bucket"], (found["prefix"] or "").strip("/"), endpoint_url, region)
 
 
 @contextmanager
 def s3_client(place: Bucket, tries: int = 2) -> Iterator[Any]:
-    """A client of the bucket, which asks `tries` times, waiting longer each time; what it refuses is a BucketError."""
+    """A client of the bucket. Each request is tried `tries` times with growing waits; errors become BucketError."""
     from boto3 import Session
     from boto3.exceptions import Boto3Error
     from botocore.config import Config
@@ -61,7 +62,7 @@ def s3_client(place: Bucket, tries: int = 2) -> Iterator[Any]:
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         retries={"total_max_attempts": tries, "mode": "standard"},
-        # Other servers than AWS know neither host names per bucket nor AWS's newer checksums: manifests have their own.
+        # Servers other than AWS support neither host names per bucket nor AWS's newer checksums.
         s3={"addressing_style": "path" if place.endpoint_url else "auto"},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -88,10 +89,10 @@ def object_sizes(client: Any, place: Bucket, *parts: str) -> dict[str, int]:
 
 
 def put_if_absent(client: Any, place: Bucket, key: str, body: bytes) -> None:
-    """Write what must not be there yet. Of two that were made at once, of the same content, one is enough.
+    """Write an object that must not exist yet. If it exists with the same content, nothing is written.
 
     Raises:
-        BucketError: it is there, with another content.
+        BucketError: it exists with other content.
     """
     from botocore.exceptions import ClientError
 
@@ -101,13 +102,11 @@ def put_if_absent(client: Any, place: Bucket, key: str, body: bytes) -> None:
         if error.response.get("Error", {}).get("Code") not in ("PreconditionFailed", "412"):
             raise
         if client.get_object(Bucket=place.name, Key=key)["Body"].read() != body:
-            raise BucketError(
-                f"{place.url}: {key} is there already, with another content; it was left alone"
-            ) from error
+            raise BucketError(f"{place.url}: {key} exists with other content and was not changed") from error
 
 
 def sha256_of(file: Path | BinaryIO) -> str:
-    """Of a whole file, or of an open one from where it stands to its end."""
+    """The sha256 of a file, or of an open file from its current position to its end."""
     if isinstance(file, Path):
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""The database under the ledger: opening it, its migrations, its transactions, and its errors in plain words.
+"""The database of the ledger: how it is opened and migrated, its transactions, and messages for its errors.
 
-SQLite runs with a write-ahead log and full synchronisation, so that what was committed outlives a power cut; writers
-take turns. PostgreSQL is used by URL. Nothing here knows what a lease is.
+SQLite runs with a write-ahead log and full synchronisation, so that committed data survives a power cut. One writer at
+a time is admitted. PostgreSQL is used by URL. The records of the ledger are not known here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError, StatementError
 from sqlalchemy.exc import IntegrityError as DatabaseIntegrityError
 
 from cost.ledger import schema
-from cost.ledger.sqlite_copy import backups_of, check_whole, copy_sqlite
+from cost.ledger.sqlite_copy import backups_of, check_intact, copy_sqlite
 from cost.records import (
     IntegrityError,
     LedgerError,
@@ -33,20 +33,20 @@ from cost.records import (
 )
 
 BUSY_SECONDS = 30.0
-"""How long a writer waits for its turn."""
+"""How long a writer waits for another writer."""
 
 
 class Database:
-    """One engine, one write transaction at a time in this process, nested calls joining it.
+    """A database with at most one write transaction at a time in this process, which nested calls join.
 
-    One lock guards it: a thread that writes holds it until its transaction ends, so threads take turns.
+    A lock excludes other threads until the write transaction ends.
     """
 
     def __init__(self, url: str | Path, *, create: bool, read_only: bool, busy_seconds: float = BUSY_SECONDS) -> None:
         self.read_only, self._busy_seconds = read_only, busy_seconds
         self.path, self.place = sqlite_path(url), shown_place(url)
         self.turn = threading.RLock()
-        """Held by the thread whose write transaction is open."""
+        """The lock of the thread whose write transaction is open."""
         self._connection: Connection | None = None
         self._abandoned: BaseException | None = None
         if self.path is None:
@@ -72,14 +72,13 @@ class Database:
     def write(self) -> Iterator[Connection]:
         """The open write transaction of this thread, or a new one that commits at the end.
 
-        An error that passes through a nested call abandons the whole transaction, even when it is caught further
-        out: nothing is ever half-written.
+        An error inside a nested call rolls back the whole transaction, even if an outer call catches the error.
 
         Raises:
-            StoreError: the database refuses (locked, full, read-only, corrupt).
+            StoreError: the database cannot be written (locked, full, read-only, damaged).
         """
         if self.read_only:
-            raise StoreError(f"the ledger {self.place} was opened for reading only")
+            raise StoreError(f"the ledger {self.place} was opened read-only")
         with self.turn:
             if self._connection is not None:
                 try:
@@ -94,7 +93,7 @@ class Database:
                 try:
                     yield connection
                     if self._abandoned is not None:
-                        raise LedgerError(f"the transaction was abandoned: {self._abandoned}") from self._abandoned
+                        raise LedgerError(f"the transaction was rolled back: {self._abandoned}") from self._abandoned
                     transaction.commit()
                 except BaseException:
                     if transaction.is_active:
@@ -105,7 +104,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection that sees one consistent state: within a write transaction of this thread, its own writes."""
+        """A connection that sees one consistent state. Inside a write transaction of this thread it sees the writes."""
         with self.turn:
             if self._connection is not None:
                 yield self._connection
@@ -114,16 +113,16 @@ class Database:
             yield connection
 
     def check_file(self) -> None:
-        """Every page of the file can be read; a server looks after its own.
+        """Check that every page of a SQLite file is readable. A server checks its own files.
 
         Raises:
-            StoreError: one cannot.
+            StoreError: the file is damaged.
         """
         if self.path is not None:
             with self.read() as connection:
-                said = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-                if said != "ok":
-                    raise sqlite3.DatabaseError(f"malformed: {said}")
+                result = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if result != "ok":
+                    raise sqlite3.DatabaseError(f"malformed: {result}")
 
     def check_in_place(self) -> None:
         """Check that the ledger's path still names the open file: SQLite writes to a deleted file without an error.
@@ -170,10 +169,10 @@ class Database:
         return target
 
     def copy_to(self, target: Path) -> Path:
-        """A whole copy as a SQLite file, as of one moment; a server's is read table by table in one transaction.
+        """Copy the database, as of one moment, into a SQLite file. The tables of a server are read in one transaction.
 
         Raises:
-            StoreError: it cannot be read or written.
+            StoreError: the database cannot be read, or the copy cannot be written.
         """
         if self.path is not None:
             return copy_sqlite(self.path, target)
@@ -186,14 +185,14 @@ class Database:
         return target
 
     def fill(self, copy: Path) -> None:
-        """Put everything that a SQLite copy holds into this empty database, as it is there; all of it or nothing.
+        """Copy all rows of a SQLite copy into this empty database, in one transaction.
 
         Raises:
-            StoreError: this database holds something already, or the copy is no whole ledger.
+            StoreError: this database is not empty, or the copy is not an intact ledger.
         """
-        check_whole(copy)
+        check_intact(copy)
         with tempfile.TemporaryDirectory(prefix="ledger-fill-") as folder:
-            # An older copy is brought up to date on the way, and is itself left as it is.
+            # A copy of an older version is migrated; the file itself is not changed.
             source = Database(copy_sqlite(copy, Path(folder) / "ledger.db"), create=True, read_only=False)
             try:
                 with source.read() as reader, self.write() as writer:
@@ -201,17 +200,17 @@ class Database:
                     for table in schema.metadata.sorted_tables:
                         if writer.execute(table.select().limit(1)).first() is not None:
                             raise StoreError(
-                                f"{self.place} holds a ledger already, and nothing of it was changed; name an empty "
+                                f"{self.place} contains a ledger already, which was not changed; name an empty "
                                 "database (CREATE DATABASE), or `python -m sweeps merge` the copy into this one"
                             )
                     _copy_rows(reader, writer)
                     if self.dialect == "postgresql":
-                        _count_on(writer)
+                        _set_sequences(writer)
             finally:
                 source.close()
 
     def lock(self, connection: Connection, name: str) -> None:
-        """Take turns with other programs on one name until the transaction ends. SQLite's writers do so anyway."""
+        """Exclude other programs that lock this name, until the transaction ends. SQLite has one writer anyway."""
         if self.dialect == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
 
@@ -227,7 +226,7 @@ class Database:
             if revision is not None and revision not in run.revisions():
                 raise StoreError(
                     f"the ledger {self.place} was written by a newer version of this program (revision {revision}; "
-                    f"this one knows {schema.HEAD}); update the program"
+                    f"this version supports {schema.HEAD}); update the program"
                 )
             if not migrate:
                 raise StoreError(f"the ledger {self.place} is of an older version; any command that writes updates it")
@@ -257,42 +256,42 @@ class Database:
             raise StoreError(self._explain(error)) from error
 
     def _explain(self, error: Exception) -> str:
-        said = str(getattr(error, "orig", None) or error).strip()
-        low = said.lower()
+        detail = str(getattr(error, "orig", None) or error).strip()
+        low = detail.lower()
         if "locked" in low or "busy" in low:
-            return f"the ledger {self.place} is locked by another program; try again when it is done ({said})"
+            return f"the ledger {self.place} is locked by another program; try again later ({detail})"
         if "readonly" in low or "read-only" in low:
-            return f"the ledger {self.place} cannot be written: the file or its folder is read-only ({said})"
+            return f"the ledger {self.place} cannot be written: the file or its folder is read-only ({detail})"
         if "full" in low or "no space" in low:
-            return f"the disk of the ledger {self.place} is full; nothing was written. Free some space ({said})"
+            return f"the disk of the ledger {self.place} is full; nothing was written. Free some space ({detail})"
         if "malformed" in low or "not a database" in low:
             return (
-                f"the ledger {self.place} is damaged ({said}). It was left as it is; {self._backups()}. Keep the "
-                "damaged file, with its -wal file, until the books are whole again"
+                f"the ledger {self.place} is damaged ({detail}). It was left as it is; {self._backups()}. Keep the "
+                "damaged file and its -wal file until the ledger is restored"
             )
         if isinstance(error, OperationalError) and self.path is None:
-            return f"the database {self.place} does not answer: {said}"
-        return f"the ledger {self.place} cannot be used: {said}"
+            return f"the database {self.place} does not answer: {detail}"
+        return f"the ledger {self.place} cannot be used: {detail}"
 
     def _backups(self) -> str:
         if self.path is None:
-            return "restore it from your server's backup"
+            return "restore it from the backup of your server"
         found = backups_of(self.path)
         if not found:
             return f"there is no backup beside it ({self.path.stem}*.bak)"
-        return f"the newest backup is {found[-1]}; go on from it with: python -m cost restore {found[-1]}"
+        return f"the newest backup is {found[-1]}; restore it with: python -m cost restore {found[-1]}"
 
 
 def _copy_rows(reader: Connection, writer: Connection) -> None:
-    """Every row of every table, those that others refer to first."""
+    """Copy all rows of all tables. Tables that other tables refer to come first."""
     reader = reader.execution_options(yield_per=10_000)
     for table in schema.metadata.sorted_tables:
         for part in reader.execute(table.select()).mappings().partitions():
             writer.execute(table.insert(), [dict(row) for row in part])
 
 
-def _count_on(connection: Connection) -> None:
-    """Let a server number new rows from where the copied ones end: it counted none of those."""
+def _set_sequences(connection: Connection) -> None:
+    """Set the sequences of a server to the last copied id: copying rows with their ids does not advance them."""
     for table in schema.metadata.sorted_tables:
         for column in table.primary_key:
             name = {"table": table.name, "column": column.name}
@@ -303,16 +302,18 @@ def _count_on(connection: Connection) -> None:
 
 
 def sqlite_path(url: str | Path) -> Path | None:
-    """The file of a SQLite ledger; None where the URL is of a server."""
+    """The file of a SQLite ledger; None if the URL names a server."""
     if isinstance(url, Path) or "://" not in url:
         return Path(url)
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise StoreError(f"{url!r} is no database URL; write a path or postgresql://user@host/name") from error
+        raise StoreError(f"{url!r} is not a database URL; write a path or postgresql://user@host/name") from error
     if parsed.get_backend_name() == "sqlite":
         if not parsed.database or parsed.database == ":memory:":
-            raise StoreError("a ledger in memory would lose the books; name a file: sqlite:///runs/ledger.db")
+            raise StoreError(
+                "a ledger in memory is lost at the end of the process; name a file: sqlite:///runs/ledger.db"
+            )
         return Path(parsed.database)
     if parsed.get_backend_name() != "postgresql":
         raise StoreError(f"the ledger runs on SQLite and PostgreSQL, not on {parsed.get_backend_name()}")
@@ -320,7 +321,7 @@ def sqlite_path(url: str | Path) -> Path | None:
 
 
 def shown_place(url: str | Path) -> str:
-    """Where a ledger is, for a message: its path, or its URL without the password. Raises StoreError."""
+    """The location of a ledger for messages: its path, or its URL without the password. Raises StoreError."""
     path = sqlite_path(url)
     return make_url(with_psycopg(str(url))).render_as_string(hide_password=True) if path is None else str(path)
 
@@ -347,20 +348,20 @@ def _check_place(path: Path, create: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"the folder {path.parent} for the ledger cannot be made: {error.strerror}") from error
+        raise StoreError(f"the folder {path.parent} for the ledger cannot be created: {error.strerror}") from error
 
 
 def _postgres_engine(url: str) -> Engine:
     try:
         return create_engine(with_psycopg(url), pool_pre_ping=True)
     except (ArgumentError, ImportError) as error:
-        raise StoreError(f"{url!r} is no database URL that this program can use: {error}") from error
+        raise StoreError(f"{url!r} is not a database URL that this program can use: {error}") from error
 
 
 def _sqlite_engine(path: Path, read_only: bool, busy_seconds: float) -> Engine:
     uri = f"file:{path.absolute()}".replace("?", "%3f").replace("#", "%23")
     if read_only:
-        # A write-ahead log cannot be read in a folder that cannot be written, unless nothing else writes either.
+        # SQLite cannot read a write-ahead log in a read-only folder, except in a file that is declared immutable.
         frozen = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
         uri += "?immutable=1" if frozen else "?mode=ro"
 
@@ -378,7 +379,7 @@ def _sqlite_engine(path: Path, read_only: bool, busy_seconds: float) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # A writer takes its turn at once: one that first reads and then writes could find that another came between.
+        # A write transaction locks at its beginning: after a read, another writer could make the later lock fail.
         write = connection.get_execution_options().get("ledger_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 

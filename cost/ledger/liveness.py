@@ -1,4 +1,7 @@
-"""Tells whether the process that wrote to the ledger is still there, and what time it is after it. Ends nothing."""
+"""Whether the process of a driver is still alive, and the latest time that drivers of this host have written.
+
+Tested in tests/cost/ledger/test_usages.py and tests/cost/ledger/test_writer.py.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from cost.clock import FAKE_BOOT_PREFIX, NS_PER_SECOND, Anchor, real_boot_id
 from cost.ledger import schema
 
 HEARTBEAT_NS = 10 * NS_PER_SECOND
-"""How often a driver says that what it holds is still held."""
+"""How often a driver sends a heartbeat for its lease and its usages."""
 
 SILENT_NS = 6 * HEARTBEAT_NS
-"""A driver on another host that has said nothing for so long is taken for dead."""
+"""A driver on another host without a heartbeat for this long is considered dead."""
 
 DAY_NS = 24 * 3600 * NS_PER_SECOND
 
 
 def process_start(pid: int) -> str | None:
-    """When a process of this host started, in words that no process of another boot shares; None: there is none.
+    """The start of a process of this host, as text that is unique across boots; None: there is no such process.
 
-    A number alone is no identity: the system gives it to another process later.
+    A process id alone does not identify a process: the system uses it again later.
     """
     if Path("/proc/self/stat").exists():
         try:
-            # The name, in parentheses, may hold anything; state is the first field after it, start time the twentieth.
+            # The name, in parentheses, may contain anything. The state is the first field after it, the start the 20th.
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:
             return None
@@ -41,11 +44,11 @@ def process_start(pid: int) -> str | None:
 
 
 def latest_write_ahead(connection: Connection, now_ns: int) -> int | None:
-    """The last moment at which a driver of this host wrote something, where the wall clock says that it is to come.
+    """The latest time at which a driver of this host has written a row, if it lies after `now_ns`; else None.
 
-    The clock was set back since: time in the books goes on where that driver had come to, or a stretch of a machine's
-    time would be there twice, or not at all. A moment that is more than a day ahead is not believed, it comes from a
-    clock that was wrong.
+    Such a time means that the wall clock was set back. The ledger's time continues from there, because otherwise a part
+    of a machine's time would be counted twice or not at all. Times more than a day ahead come from a wrong clock and
+    are ignored.
     """
     of_this_host = select(schema.driver.c.driver_id).where(
         schema.driver.c.host == socket.gethostname(), schema.driver.c.boot_id.not_like(f"{FAKE_BOOT_PREFIX}%")
@@ -66,13 +69,13 @@ def latest_write_ahead(connection: Connection, now_ns: int) -> int | None:
     return max((at_ns for at_ns in found if at_ns is not None), default=None)
 
 
-def driver_is_dead(holder: Any, observer: Anchor, now_ns: int, last_heard_ns: int, silent_ns: int) -> bool:
-    """Whether the process of a row of the driver table is gone.
+def driver_is_dead(holder: Any, observer: Anchor, now_ns: int, last_heartbeat_ns: int, silent_ns: int) -> bool:
+    """Whether the process of a row of the driver table has ended.
 
-    On another host silence has to do for a proof; between a real and a simulated clock it proves nothing.
+    On another host, missing heartbeats are the only evidence; between a real and a simulated clock they are none.
     """
     if holder.host == socket.gethostname():
         return process_start(holder.pid) != holder.process_start
     if holder.boot_id.startswith(FAKE_BOOT_PREFIX) != observer.simulated:
         return False
-    return now_ns - last_heard_ns >= silent_ns
+    return now_ns - last_heartbeat_ns >= silent_ns

@@ -1,7 +1,9 @@
-"""Machines that were asked to go: whether they did is known only once their provider, or the command, has said so.
+"""Requests to release a machine, and their results as far as they are known.
 
-A lease that was asked to end and is not closed goes on accruing, and is RELEASE_UNCONFIRMED wherever it is listed. The
-requests are a journal; that a release is confirmed is the end of the lease itself (`LeaseStore.close`).
+A lease whose release was requested but not confirmed stays open, continues to cost money, and is listed as
+RELEASE_UNCONFIRMED. A confirmed release is recorded by closing the lease (`LeaseStore.close`), all else as events here.
+
+Tested in tests/sweeps/machines/test_release.py and tests/cost/reports/test_unaccounted.py.
 """
 
 from __future__ import annotations
@@ -14,54 +16,54 @@ UNCONFIRMED = "RELEASE_UNCONFIRMED"
 
 
 def record_planned(ledger: Ledger, lease_id: str, how: str) -> None:
-    """The last sweep on the machine has ended, and `how` will release the machine. Until then its driver may die."""
-    _note(ledger, "planned", lease_id, f"{how} was planned, and it is unknown whether it was run")
+    """Record that the last sweep on the machine has ended and `how` will be run. The driver may die before that."""
+    _append(ledger, "planned", lease_id, f"{how} was planned, and it is unknown whether it was run")
 
 
 def record_requested(ledger: Ledger, lease_id: str, how: str) -> None:
-    """`how` is about to be run, to give the machine of this lease back."""
-    _note(ledger, "requested", lease_id, f"{how} was run, and its end is not known")
+    """Record that the command `how` is about to be run to release the machine of a lease."""
+    _append(ledger, "requested", lease_id, f"{how} was run; its result is unknown")
 
 
 def record_failed(ledger: Ledger, lease_id: str, why: str) -> None:
-    """It was run, and nobody confirmed that the machine is gone."""
-    _note(ledger, "failed", lease_id, why)
+    """Record that the command was run and did not confirm the release."""
+    _append(ledger, "failed", lease_id, why)
 
 
 def record_kept(ledger: Ledger, lease_id: str, why: str) -> None:
-    """The machine was to go and is kept, for a reason."""
-    _note(ledger, "kept", lease_id, why)
+    """Record why a machine is kept although its release was due."""
+    _append(ledger, "kept", lease_id, why)
 
 
 def record_in_use(ledger: Ledger, lease_id: str) -> None:
-    """A sweep works on the machine: whatever was said of its going is over."""
+    """Record that a sweep uses the machine again, so that earlier release requests no longer apply."""
     if lease_id in unconfirmed_releases(ledger):
-        _note(ledger, "in_use", lease_id, "")
+        _append(ledger, "in_use", lease_id, "")
 
 
 def record_released(ledger: Ledger, lease_id: str) -> None:
-    """Somebody says that the machine went when its lease ended."""
+    """Record that the machine was released at the end of its lease, as a person confirmed."""
     ledger.events.append(STREAM, "gone", {"lease_id": lease_id, "text": ""}, f"gone:{lease_id}")
 
 
 def released_leases(ledger: Ledger) -> set[str]:
-    """Leases whose end was the end of the machine: confirmed as released, or said by somebody."""
-    said = {event.body["lease_id"] for event in ledger.events.read(STREAM) if event.kind == "gone"}
-    return said | {state.lease.lease_id for state in ledger.leases.find() if state.released}
+    """The leases whose machine was released at their end, confirmed by the provider or by a person."""
+    confirmed = {event.body["lease_id"] for event in ledger.events.read(STREAM) if event.kind == "gone"}
+    return confirmed | {state.lease.lease_id for state in ledger.leases.find() if state.released}
 
 
 def unconfirmed_releases(ledger: Ledger) -> dict[str, str]:
-    """What is known of each open lease whose machine was to go, by lease."""
-    known: dict[str, str] = {}
+    """The latest result of the release request of each open lease, as text by lease id."""
+    results: dict[str, str] = {}
     for event in _by_time(ledger):
-        known[event.body["lease_id"]] = event.body["text"]
-    known = {lease_id: text for lease_id, text in known.items() if text}
-    still_open = {state.lease.lease_id for state in ledger.leases.find(only_open=True)} if known else set()
-    return {lease_id: text for lease_id, text in known.items() if lease_id in still_open}
+        results[event.body["lease_id"]] = event.body["text"]
+    results = {lease_id: text for lease_id, text in results.items() if text}
+    open_ids = {state.lease.lease_id for state in ledger.leases.find(only_open=True)} if results else set()
+    return {lease_id: text for lease_id, text in results.items() if lease_id in open_ids}
 
 
 def unconfirmed_text(lease_id: str, text: str) -> str:
-    """One entry of `unconfirmed_releases` for people."""
+    """An entry of `unconfirmed_releases` as a sentence."""
     return f"{UNCONFIRMED}: lease {lease_id} is open and accrues cost: {text}"
 
 
@@ -78,10 +80,10 @@ def recorded_since(ledger: Ledger, lease_id: str, at_ns: int) -> bool:
 
 
 def _by_time(ledger: Ledger) -> list[StoredEvent]:
-    """Books that were merged have them in another order than they happened."""
+    """The events in the order of their times: in a merged ledger, the sequence has another order."""
     return sorted(ledger.events.read(STREAM), key=lambda event: event.at_ns)
 
 
-def _note(ledger: Ledger, kind: str, lease_id: str, text: str) -> None:
+def _append(ledger: Ledger, kind: str, lease_id: str, text: str) -> None:
     body = {"lease_id": lease_id, "text": text}
     ledger.events.append(STREAM, kind, body, f"{kind}:{lease_id}:{ledger.now_ns()}")

@@ -1,7 +1,7 @@
 """Reservations: the most that a running attempt may still cost, set aside when the attempt starts.
 
 A reservation is open as long as the usage of its attempt is open. No row releases a reservation: the end of the usage
-does, whoever writes that end, so the reservations of a killed driver are free once its usages are closed. A later
+does, even if another driver writes it, so closing the usages of a killed driver releases its reservations. A later
 reservation of the same attempt replaces the earlier one. Limits are not known here.
 """
 

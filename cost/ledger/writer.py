@@ -80,7 +80,7 @@ class LedgerWriter:
         self.database.lock(connection, name)
 
     def signature(self) -> dict[str, Any]:
-        """The columns of every row that say who wrote it and when."""
+        """The columns of every row that name its driver and the time of writing."""
         return {"driver_id": self.driver_id, "written_ns": self.now_ns()}
 
     def insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:

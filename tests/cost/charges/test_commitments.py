@@ -1,4 +1,4 @@
-"""Commitments: the used and unused parts sum to the amortised price, whatever leases run on them."""
+"""Commitments: the used and unused parts sum to the amortised price for any leases."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_leases_that_use_more_than_a_savings_plan_share_it_and_check_reports_the
     report = grouped_report(ledger, book, ReportScope(by="category"), clock.utc, rules=RULES)
     assert {row.name: row.pico for row in report.rows}["unassigned"] == pico_of(10)
     reported = [(finding.check, finding.what) for finding in run_checks(ledger, book, clock.utc, rules=RULES)]
-    assert ("commitments", "12 USD an hour are used of the 10 bought, at 2026-01-01T00:00:00Z") in reported
+    assert ("commitments", "12 USD per hour are used, but only 10 were bought, at 2026-01-01T00:00:00Z") in reported
 
 
 def test_a_sweep_report_has_its_use_and_neither_the_purchase_nor_the_unused_part(filled_ledger, clock):
@@ -195,7 +195,7 @@ def test_leases_with_more_cards_than_were_bought_share_the_commitment_and_check_
     clock.advance(HOUR)
     assert costs(filled_ledger, clock, by="category")["unassigned"] == (pico_of(10), 0)
     (finding,) = [f for f in run_checks(filled_ledger, BOOK, clock.utc, rules=RULES) if f.check == "commitments"]
-    assert finding.what.startswith("16 cards run on the 8 bought")
+    assert finding.what.startswith("16 cards are used, but only 8 were bought")
 
 
 def test_focus_has_the_purchase_the_amortised_use_and_the_unused_part(filled_ledger, clock):

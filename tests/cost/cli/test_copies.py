@@ -20,4 +20,4 @@ def test_a_ledger_is_backed_up_and_restored(root, pricing):
         == f"Restored {root / 'ledger.db'} from {copy}. The previous ledger is kept as {root / 'ledger.db.aside1'}.\n"
     )
     assert json.loads(run("report", *place, "--pricing", pricing, "--by", "sweep", "--json"))["total"] == before
-    assert "no whole ledger" in run("restore", pricing / "fx.yaml", *place, code=2)
+    assert "not an intact ledger" in run("restore", pricing / "fx.yaml", *place, code=2)

@@ -1,4 +1,4 @@
-"""What each named check finds, on books that somebody has tampered with."""
+"""What each check finds after rows of the ledger were changed directly."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def book() -> PriceBook:
 
 
 @pytest.fixture
-def books(ledger, make_lease, clock, book) -> Ledger:
-    """One finished hour of one trial on a machine of eight cards."""
+def finished(ledger, make_lease, clock, book) -> Ledger:
+    """A ledger with one finished trial on a machine of eight cards."""
     clock.utc = 1_795_860_000 * NS_PER_SECOND
     ledger = Ledger(ledger.database, clock)
     row = book.in_force("lambda-h100x8", clock.utc)
@@ -43,8 +43,8 @@ def books(ledger, make_lease, clock, book) -> Ledger:
 
 
 @pytest.fixture
-def found(books, book, clock):
-    return lambda: [finding.check for finding in run_checks(books, book, clock.utc)]
+def found(finished, book, clock):
+    return lambda: [finding.check for finding in run_checks(finished, book, clock.utc)]
 
 
 def tamper(ledger: Ledger, statement) -> None:
@@ -52,67 +52,67 @@ def tamper(ledger: Ledger, statement) -> None:
         connection.execute(statement)
 
 
-def test_whole_books_give_nothing(found):
+def test_an_intact_ledger_has_no_findings(found):
     assert found() == []
 
 
-def test_an_interval_moved_by_hand_is_found(books, found):
-    tamper(books, update(schema.usage_end).values(to_ns=schema.usage_end.c.to_ns - 3 * HEARTBEAT_NS))
+def test_a_changed_interval_is_found(finished, found):
+    tamper(finished, update(schema.usage_end).values(to_ns=schema.usage_end.c.to_ns - 3 * HEARTBEAT_NS))
     assert {"not_negative", "monotone"} <= set(found())
 
 
-def test_a_usage_outside_its_lease_is_found(books, found):
-    tamper(books, update(schema.usage_end).values(to_ns=schema.usage_end.c.to_ns + HOUR * NS_PER_SECOND))
+def test_a_usage_outside_its_lease_is_found(finished, found):
+    tamper(finished, update(schema.usage_end).values(to_ns=schema.usage_end.c.to_ns + HOUR * NS_PER_SECOND))
     assert "monotone" in found()
 
 
-def test_more_cards_than_the_machine_has_are_found(books, found):
+def test_more_cards_than_the_machine_has_are_found(finished, found):
     rows = {"lease_id": "L1", "trial_id": "t2", "attempt": 1, "sweep_id": "s1", "cards_micro": 4_000_000}
-    with books.database.write() as connection:
+    with finished.database.write() as connection:
         usage = connection.execute(schema.usage.select()).one()
         more = {"from_ns": usage.from_ns, "driver_id": usage.driver_id, "written_ns": usage.written_ns}
         key = connection.execute(insert(schema.usage), rows | more).inserted_primary_key
         assert key is not None
         end = connection.execute(schema.usage_end.select()).one()._asdict()
         connection.execute(insert(schema.usage_end), end | {"usage_id": key[0]})
-    assert found() == ["cards"], "conservation holds all the same"
+    assert found() == ["cards"], "the cost still sums to the charge"
 
 
-def test_a_report_of_more_time_than_was_held_is_found(books, found):
-    tamper(books, update(schema.phase).values(card_ns=schema.phase.c.card_ns * 2))
+def test_a_report_of_more_time_than_the_usage_lasted_is_found(finished, found):
+    tamper(finished, update(schema.phase).values(card_ns=schema.phase.c.card_ns * 2))
     assert found() == ["over_reported"]
 
 
-def test_a_hole_in_a_journal_is_found(books, found):
-    tamper(books, schema.event.delete().where(schema.event.c.sequence == 1))
+def test_a_missing_event_is_found(finished, found):
+    tamper(finished, schema.event.delete().where(schema.event.c.sequence == 1))
     assert found() == ["idempotency"]
 
 
-def test_a_category_that_no_report_shows_is_found(books, found, clock):
+def test_an_unknown_category_is_found(finished, found, clock):
     row = {"correction_id": "c", "lease_id": "L1", "sweep_id": "s1", "trial_id": "", "attempt": 0}
     row |= {"category": "bribe", "pico": 1, "currency": "USD", "at_ns": clock.utc, "reason": ""}
-    tamper(books, insert(schema.correction).values(**row, driver_id=books.driver_id, written_ns=clock.utc))
+    tamper(finished, insert(schema.correction).values(**row, driver_id=finished.driver_id, written_ns=clock.utc))
     assert found() == ["categories"]
 
 
-def test_a_machine_left_open_by_a_dead_sweep_is_found_once_it_is_silent(books, found, make_lease, clock, book):
+def test_an_open_lease_without_heartbeats_is_found(finished, found, make_lease, clock, book):
     row = book.in_force("lambda-h100x8", clock.utc)
-    books.leases.open(make_lease("L2", sku=row.sku, provider=row.provider, price_hash=row.hash))
+    finished.leases.open(make_lease("L2", sku=row.sku, provider=row.provider, price_hash=row.hash))
     clock.advance(SILENT_NS - 1)
     assert found() == []
     clock.advance(1)
     assert found() == ["closed"]
 
 
-def test_a_lease_without_a_price_is_found_and_a_vanished_price_hides_nothing(books, make_lease, clock, book):
-    books.leases.open(make_lease("L2", sku="unheard-of", price_hash=None))
+def test_a_lease_without_a_price_is_found_also_after_its_price_was_removed(finished, make_lease, clock, book):
+    finished.leases.open(make_lease("L2", sku="without-price", price_hash=None))
     clock.advance_seconds(1)
-    (finding,) = run_checks(books, book, clock.utc)
+    (finding,) = run_checks(finished, book, clock.utc)
     assert (finding.check, finding.where) == ("priced", "lease L2")
-    assert "python -m cost prices add unheard-of" in finding.what
-    gone = run_checks(books, PriceBook(()), clock.utc)
+    assert "python -m cost prices add without-price" in finding.what
+    gone = run_checks(finished, PriceBook(()), clock.utc)
     assert [f.check for f in gone] == ["priced", "priced"]
 
 
-def test_every_check_says_what_it_is_for():
+def test_every_check_has_a_docstring():
     assert all((check.__doc__ or "").strip() for check in CHECKS.values())

@@ -149,7 +149,9 @@ def test_a_journal_that_grew_on_both_sides_is_refused_and_nothing_is_changed(tmp
         away.events.append("sweep:s1", "there", {}, "there")
     ledger.events.append("sweep:s1", "here", {}, "here")
     before = rows(ledger)
-    with pytest.raises(IntegrityError, match=r"sweep:s1 grew on both sides: its entry 3 is here .* and there"):
+    with pytest.raises(
+        IntegrityError, match=r"sweep:s1 was continued in both ledgers: its event 3 is here .* and there"
+    ):
         merge_ledger(ledger, tmp_path / "copy.db")
     assert rows(ledger) == before
 

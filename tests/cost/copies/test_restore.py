@@ -73,7 +73,7 @@ def test_a_database_that_holds_something_is_refused_and_stays_as_it_is(books, po
     with Ledger.open(postgres) as other:
         other.events.append("s9", "planned", {}, "planned")
     before = rows_of(postgres)
-    with pytest.raises(StoreError, match="holds a ledger already, and nothing of it was changed; name an empty"):
+    with pytest.raises(StoreError, match="contains a ledger already, which was not changed; name an empty"):
         restore_ledger(copy, postgres)
     assert rows_of(postgres) == before
 
@@ -81,7 +81,7 @@ def test_a_database_that_holds_something_is_refused_and_stays_as_it_is(books, po
 def test_a_file_that_is_no_ledger_leaves_the_server_without_a_table(postgres, tmp_path):
     junk = tmp_path / "junk.bak"
     junk.write_text("no ledger" * 1000, encoding="utf-8")
-    with pytest.raises(StoreError, match="no whole ledger"):
+    with pytest.raises(StoreError, match="not an intact ledger"):
         restore_ledger(junk, postgres)
     with pytest.raises(StoreError, match="nothing in the ledger"):
         Database(postgres, create=False, read_only=True)
@@ -100,7 +100,7 @@ def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(books, po
     assert (prices / "billing.yaml").exists()
     again = runner.invoke(app, ["restore", str(books.copy_to(tmp_path / "copy.db")), *places])
     assert again.exit_code == 2
-    assert "holds a ledger already" in again.output
+    assert "contains a ledger already" in again.output
 
 
 def test_a_restore_that_is_killed_at_any_step_leaves_a_ledger_in_its_place(books, tmp_path, monkeypatch):

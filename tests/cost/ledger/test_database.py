@@ -1,4 +1,4 @@
-"""A database that is locked, read-only, damaged, full, or of another version; and a driver that is killed anywhere."""
+"""The database when it is locked, read-only, damaged, full or of another version, and when a driver is killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def content(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def test_a_fresh_ledger_makes_its_folder_and_opens_again(tmp_path):
+def test_a_new_ledger_creates_its_folder_and_opens_again(tmp_path):
     file = tmp_path / "new" / "ledger.db"
     with Ledger.open(file) as ledger:
         ledger.events.append("s", "e", {}, "k")
@@ -42,14 +42,14 @@ def test_a_fresh_ledger_makes_its_folder_and_opens_again(tmp_path):
         assert [e.key for e in ledger.events.read("s")] == ["k"]
 
 
-def test_what_was_committed_is_synchronised_to_the_disk(file):
+def test_commits_are_synchronised_to_the_disk(file):
     with Ledger.open(file) as ledger, ledger.read() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
 
 
-def test_a_ledger_that_is_not_there_is_not_made_by_a_reader(file):
+def test_a_reader_does_not_create_a_missing_ledger(file):
     for create, read_only in ((True, True), (False, False)):
         with pytest.raises(NoLedgerError, match="nothing in the ledger at"):
             Ledger.open(file, create=create, read_only=read_only)
@@ -58,17 +58,17 @@ def test_a_ledger_that_is_not_there_is_not_made_by_a_reader(file):
 
 def test_a_reader_cannot_write(file, make_lease):
     Ledger.open(file).close()
-    with Ledger.open(file, read_only=True) as ledger, pytest.raises(StoreError, match="reading only"):
+    with Ledger.open(file, read_only=True) as ledger, pytest.raises(StoreError, match="read-only"):
         ledger.leases.open(make_lease())
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "what://"])
-def test_a_place_where_books_cannot_be_kept_is_refused(url):
+def test_an_unsupported_location_is_refused(url):
     with pytest.raises(StoreError):
         Ledger.open(url)
 
 
-def test_a_folder_is_no_ledger(tmp_path):
+def test_a_folder_is_refused(tmp_path):
     with pytest.raises(StoreError, match="is a folder"):
         Ledger.open(tmp_path)
 
@@ -79,7 +79,7 @@ def test_a_server_that_does_not_answer_is_named_without_its_password(tmp_path):
     assert "secret" not in str(caught.value)
 
 
-def test_a_locked_ledger_says_so_and_nothing_is_half_written(file, make_lease):
+def test_a_locked_ledger_is_an_error_and_nothing_is_written(file, make_lease):
     Ledger.open(file).close()
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -96,7 +96,7 @@ def test_a_locked_ledger_says_so_and_nothing_is_half_written(file, make_lease):
 
 
 @pytest.mark.parametrize("damage", ["header", "page"])
-def test_a_damaged_ledger_is_left_alone_and_its_backup_is_named(file, damage):
+def test_a_damaged_ledger_is_not_changed_and_its_backup_is_named(file, damage):
     with Ledger.open(file) as ledger:
         for number in range(200):
             ledger.events.append("s", "e", {"text": "x" * 500}, str(number))
@@ -109,14 +109,14 @@ def test_a_damaged_ledger_is_left_alone_and_its_backup_is_named(file, damage):
         list(ledger.events.read("s"))
     assert f"python -m cost restore {saved}" in str(caught.value)
     assert content(file) == before
-    aside = restore_ledger(saved, file)
-    assert aside is not None
-    assert content(aside) == before, "the damaged one is set aside"
+    previous = restore_ledger(saved, file)
+    assert previous is not None
+    assert content(previous) == before, "the damaged file is kept under another name"
     with Ledger.open(file) as ledger:
         assert len(list(ledger.events.read("s"))) == 200
 
 
-def test_check_finds_a_damaged_page_that_no_report_has_read(file):
+def test_check_finds_a_damaged_page_that_no_report_reads(file):
     with Ledger.open(file) as ledger:
         for number in range(200):
             ledger.events.append("s", "e", {"text": "x" * 500}, str(number))
@@ -129,15 +129,15 @@ def test_check_finds_a_damaged_page_that_no_report_has_read(file):
             run_checks(ledger, PriceBook(()), ledger.now_ns())
 
 
-def test_a_file_that_is_no_database_is_left_alone(file):
-    file.write_text("these are not the books you are looking for " * 50, encoding="utf-8")
+def test_a_file_that_is_not_a_database_is_not_changed(file):
+    file.write_text("this text is not a database " * 50, encoding="utf-8")
     before = content(file)
     with pytest.raises(StoreError, match="damaged"):
         Ledger.open(file)
     assert content(file) == before
 
 
-def test_a_ledger_of_a_newer_version_is_left_alone(file):
+def test_a_ledger_of_a_newer_version_is_not_changed(file):
     Ledger.open(file).close()
     raw = sqlite3.connect(file)
     raw.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -149,7 +149,7 @@ def test_a_ledger_of_a_newer_version_is_left_alone(file):
     assert content(file) == before
 
 
-def test_a_disk_that_fills_up_leaves_the_books_as_they_were(file, make_lease):
+def test_a_full_disk_leaves_the_ledger_unchanged(file, make_lease):
     ledger = Ledger.open(file)
     ledger.leases.open(make_lease())
     with ledger.read() as connection:
@@ -166,20 +166,20 @@ def test_a_disk_that_fills_up_leaves_the_books_as_they_were(file, make_lease):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_an_error_that_says_so(tmp_path):
+def test_a_read_only_folder_is_an_error_with_its_cause(tmp_path):
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o500)
     with pytest.raises(StoreError, match=r"read-only|cannot be"):
         Ledger.open(folder / "ledger.db")
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_that_says_so(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="cannot be created"):
         Ledger.open(tmp_path / "file" / "ledger.db")
 
 
-def test_a_backup_taken_while_somebody_writes_is_whole(file, make_lease):
+def test_a_backup_during_a_write_has_only_committed_data(file, make_lease):
     with Ledger.open(file) as ledger:
         ledger.leases.open(make_lease())
         with ledger.transaction():
@@ -190,7 +190,7 @@ def test_a_backup_taken_while_somebody_writes_is_whole(file, make_lease):
         assert list(saved.events.read("s")) == []
 
 
-def test_a_copy_is_kept_for_each_of_the_last_days(file):
+def test_one_copy_is_kept_for_each_of_the_last_days(file):
     clock = FakeClock()
     with Ledger.open(file, clock) as ledger:
         for day in range(KEEP + 2):
@@ -204,7 +204,7 @@ def test_a_copy_is_kept_for_each_of_the_last_days(file):
         assert len(list(old.events.read("s"))) == 3
 
 
-def test_nothing_is_restored_from_a_file_that_is_no_ledger_or_over_one_in_use(file, tmp_path):
+def test_restore_refuses_a_file_that_is_not_a_ledger_and_a_ledger_in_use(file, tmp_path):
     with Ledger.open(file) as ledger:
         ledger.events.append("s", "e", {}, "k")
         saved = ledger.backup()
@@ -214,13 +214,13 @@ def test_nothing_is_restored_from_a_file_that_is_no_ledger_or_over_one_in_use(fi
             restore_ledger(saved, file)
         junk = tmp_path / "junk.bak"
         junk.write_text("no ledger" * 1000, encoding="utf-8")
-        for wrong, said in ((junk, "no whole ledger"), (tmp_path / "nothing.bak", "there is no file")):
-            with pytest.raises(StoreError, match=said):
+        for wrong, message in ((junk, "not an intact ledger"), (tmp_path / "nothing.bak", "there is no file")):
+            with pytest.raises(StoreError, match=message):
                 restore_ledger(wrong, file)
         assert list(ledger.events.read("s")) == before
 
 
-def test_a_ledger_is_restored_where_there_is_none(file, tmp_path):
+def test_a_ledger_is_restored_to_a_new_folder(file, tmp_path):
     with Ledger.open(file) as ledger:
         ledger.events.append("s", "e", {}, "k")
         saved = ledger.backup()
@@ -235,8 +235,8 @@ KILLED_AT = ("after_open", "inside_start", "after_start", "inside_phases", "afte
 
 
 @pytest.mark.parametrize("point", KILLED_AT)
-def test_kill_9_anywhere_loses_one_heartbeat_at_most_and_bills_nothing_twice(file, point):
-    """A driver that kills itself at a point of its story; the next driver closes its books."""
+def test_a_killed_driver_loses_at_most_one_heartbeat_and_nothing_is_billed_twice(file, point):
+    """A driver kills itself at a given point. The next driver closes its usages."""
     script = f"""
         import os, signal
         from decimal import Decimal

@@ -85,7 +85,7 @@ def test_a_transaction_is_all_or_nothing(leased):
 def test_an_error_inside_a_transaction_cannot_be_swallowed(leased):
     leased.events.append("s1", "planned", {}, "plan")
     before = rows_in(leased)
-    with pytest.raises(LedgerError, match="abandoned"), leased.transaction():  # noqa: PT012
+    with pytest.raises(LedgerError, match="rolled back"), leased.transaction():  # noqa: PT012
         leased.events.append("s1", "more", {}, "more")
         with contextlib.suppress(IntegrityError):
             leased.events.append("s1", "planned", {"other": 1}, "plan")
