@@ -2,7 +2,7 @@
 
 Times are integer nanoseconds UTC (`*_ns`). A number of cards may be a fraction with at most six decimal places.
 
-Tested in tests/cost/ledger/test_leases.py, tests/cost/ledger/test_usages.py and tests/cost/ledger/test_journal.py.
+Tested in tests/cost/ledger/test_leases.py and tests/cost/ledger/test_usages.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A provider's bill as records: its lines, and the days that it covers in the time zone of the bill."""
+"""A provider's bill as records: its lines, and the days that it covers in the time zone of the bill.
+
+Tested in tests/cost/bills/test_reader.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Explain the difference between a bill and the ledger for one kind of charge of one lease. Causes sum to it exactly.
 
 Pure functions: a cause of another price, other machine time, rounding, an exchange rate, or a missing entry.
+
+Tested in tests/cost/bills/test_reconcile.py.
 """
 
 from __future__ import annotations

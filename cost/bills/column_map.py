@@ -1,4 +1,7 @@
-"""Column maps: which column of a provider's export holds which fact. Maps are data, in conf/pricing/bills."""
+"""Column maps: which column of a provider's export holds which fact. Maps are data, in conf/pricing/bills.
+
+Tested in tests/cost/bills/test_reader.py.
+"""
 
 from __future__ import annotations
 

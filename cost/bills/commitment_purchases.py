@@ -2,6 +2,8 @@
 
 A purchase is one payment, or several over the commitment's time. The usage that a commitment covers is on no other
 charge: a bill shows it at 0, or at its price with a negation of the same amount beside it. Nothing is written here.
+
+Tested in tests/cost/bills/test_reconcile.py.
 """
 
 from __future__ import annotations

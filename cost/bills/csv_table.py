@@ -1,4 +1,7 @@
-"""Read a CSV export into a header and rows: any common encoding and delimiter, also compressed with gzip."""
+"""Read a CSV export into a header and rows: any common encoding and delimiter, also compressed with gzip.
+
+Tested in tests/cost/bills/test_reader.py.
+"""
 
 from __future__ import annotations
 

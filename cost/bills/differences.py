@@ -1,4 +1,7 @@
-"""The result of comparing a bill with the ledger: comparisons, the causes of their differences, and what is left."""
+"""The result of comparing a bill with the ledger: comparisons, the causes of their differences, and what is left.
+
+Tested in tests/cost/bills/test_reconcile.py.
+"""
 
 from __future__ import annotations
 

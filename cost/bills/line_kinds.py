@@ -1,6 +1,8 @@
 """Decide what a bill line charges for: by its category, then by its usage type, then by its unit.
 
 A service's category alone is not enough: providers bill the traffic and the disks of a machine under Compute, too.
+
+Tested in tests/cost/bills/test_provider_bills.py.
 """
 
 from __future__ import annotations

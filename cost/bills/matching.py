@@ -1,4 +1,7 @@
-"""Find the lease that a bill line is about, and tell a machine that may be missing in the ledger from other charges."""
+"""Find the lease that a bill line is about, and tell a machine that may be missing in the ledger from other charges.
+
+Tested in tests/cost/bills/test_reconcile.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The bill decides the amounts; facts such as times are not changed. What a person has to settle is not corrected: a
 commitment that was entered at another price, and a lease without a price.
+
+Tested in tests/cost/bills/test_reconcile.py.
 """
 
 from __future__ import annotations

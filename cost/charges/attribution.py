@@ -4,7 +4,7 @@ Reads the ledger, charges each lease by the price book and its provider's billin
 (`allocation`), and adds corrections as lines of their own. Rounds nothing. The lines of a lease without a price are
 marked as unpriced, so that a missing price never looks like a cost of zero.
 
-Tested in tests/cost/reports/test_report.py and in the tests of every room that adds something to a charge.
+Tested in tests/cost/reports/test_report.py.
 """
 
 from __future__ import annotations

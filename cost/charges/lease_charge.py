@@ -3,8 +3,7 @@
 A machine that was stopped is charged for each run separately. The split over attempts is in `allocation`. Nothing is
 written here.
 
-Tested in tests/cost/reports/test_report.py, tests/cost/close/test_close_month.py and
-tests/cost/ledger/test_machine_states.py.
+Tested in tests/cost/reports/test_report.py and tests/cost/close/test_close_month.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`python -m cost reconcile BILL.csv`: the bill against the books, on the command line."""
+"""`python -m cost reconcile BILL.csv`: the bill against the books, on the command line.
+
+Tested in tests/cost/bills/test_reconcile.py.
+"""
 
 from __future__ import annotations
 

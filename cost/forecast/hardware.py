@@ -1,6 +1,8 @@
 """What a data sheet says of a card, and what a model's size implies: ratios between cards, bytes, least memory.
 
 These are inputs of scaled and prior figures, never of measured ones.
+
+Tested in tests/cost/forecast/test_data_sheet.py.
 """
 
 from __future__ import annotations

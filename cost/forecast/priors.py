@@ -2,6 +2,8 @@
 
 A measured figure never uses them. They are one dataclass, so that a benchmark can estimate them again without the
 published set that it predicts.
+
+Tested in tests/cost/forecast/test_predict.py.
 """
 
 from __future__ import annotations

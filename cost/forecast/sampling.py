@@ -3,6 +3,8 @@
 Every uncertain quantity has a name, and a name always gives the same draws. Two forecasts therefore differ only by
 their inputs: more steps or a higher preemption rate never give a shorter forecast by chance. Nothing here reads a clock
 or a global random state.
+
+Tested in tests/cost/forecast/test_predict.py.
 """
 
 from __future__ import annotations

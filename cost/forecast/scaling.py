@@ -3,6 +3,8 @@
 More cards may be slower. What a step measured on one card pays for more of them is computed (gradients, weight sync,
 unequal work); what a step measured on several cards keeps is a prior of published comparisons, whose error reaches
 beyond "no gain at all".
+
+Tested in tests/cost/forecast/test_predict.py.
 """
 
 from __future__ import annotations

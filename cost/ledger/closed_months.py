@@ -1,4 +1,7 @@
-"""Months that are closed: nothing in them changes any more, except by a correction."""
+"""Months that are closed: nothing in them changes any more, except by a correction.
+
+Tested in tests/cost/close/test_close_month.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Corrections: entries that raise or lower the cost of a lease after the fact."""
+"""Corrections: entries that raise or lower the cost of a lease after the fact.
+
+Tested in tests/cost/ledger/test_ledger.py and tests/cost/cli/test_corrections.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The counter caches the open usages. Another driver may end a usage at any time, so the cached count can only be too
 high, never too low. The counter therefore looks for ended usages only where cards seem to be missing.
+
+Tested in tests/cost/ledger/test_usages.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Price rows that charges were computed with, so that an old report can be repeated after the price book changed."""
+"""Price rows that charges were computed with, so that an old report can be repeated after the price book changed.
+
+Tested in tests/cost/close/test_close_month.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Queries of the ledger: leases, attachments, usages, labels and phases. Every function reads from an open connection.
 
-`as_of_ns` leaves out what was written after an instant. Tested in tests/cost/ledger/test_leases.py, test_usages.py and
-tests/cost/reports/test_report.py.
+`as_of_ns` leaves out what was written after an instant.
+
+Tested in tests/cost/ledger/test_leases.py and tests/cost/ledger/test_usages.py.
 """
 
 from __future__ import annotations

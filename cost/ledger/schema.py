@@ -1,11 +1,13 @@
-"""The tables of the ledger: facts, appended and never changed. No query and no rule is here.
+"""The tables of the ledger. Rows are appended and never changed. Queries and rules are in other modules.
 
-A lease, a usage, an attachment has one row when it begins and another when it ends; what is known now is what the
-rows add up to. Times (`*_ns`) are integer nanoseconds UTC; `written_ns` is when a row came in, which is what an
-as-of report goes by. `driver_id` is the process that wrote it.
+A lease, a usage or an attachment has one row for its start and another for its end; its current state is computed from
+both. Times (`*_ns`) are integer nanoseconds UTC. `written_ns` is the time at which a row was written, which as-of
+reports use. `driver_id` is the process that wrote the row.
 
-Sixty-four bits hold 9.2 million units of 1e-12: too few for an amount in yen. Amounts are therefore whole numbers of
-up to 38 digits: NUMERIC(38, 0) in PostgreSQL, their digits as text in SQLite, whose NUMERIC is a float underneath.
+Amounts in 1e-12 of a currency do not fit 64 bits, whose maximum is 9.2 million units. They are whole numbers of up to
+38 digits: NUMERIC(38, 0) in PostgreSQL, and text in SQLite, whose NUMERIC is a float.
+
+Tested in tests/cost/ledger/test_migrations.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Adding one price row by hand to the price book's added.yaml, whole or not at all."""
+"""Adds one price row to added.yaml in the price book, completely or not at all.
+
+Tested in tests/cost/cli/test_prices.py.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ prices:
 
 
 def add_row(folder: Path, row: PriceRow) -> Path:
-    """Appends the row and returns the file. Raises PriceError when the SKU has a price from that moment already."""
-    with _turn(folder):
+    """Append the row and return the file. Raises PriceError if the SKU has a price from the same moment."""
+    with _lock(folder):
         return _append(folder, row)
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Of several programs that add a row at once, each sees what the one before it has written."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Exclude other programs that add a row, so that each sees the rows of the earlier ones."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:

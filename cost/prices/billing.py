@@ -1,8 +1,7 @@
-"""Billing rules: how a provider turns the time a machine was held into what it charges.
+"""Billing rules: how a provider computes the charge of a machine from the time of its lease.
 
-Pure integer arithmetic over nanoseconds and 1e-12 of a currency. Rules are data (conf/pricing/billing.yaml). Nothing
-here knows of leases in a database, of trials, or of the clock: the caller says from when to when a machine was in a
-billed state, and how it ended.
+Pure integer arithmetic over nanoseconds and 1e-12 of a currency. Rules are data (conf/pricing/billing.yaml). The caller
+passes the span in which a machine was in a billed state, and who ended it.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ class MissingRuleError(PriceError, LookupError):
 
 @dataclass(frozen=True)
 class BillingRule:
-    """One provider's rule. Times are in seconds; `rounding` is how held time becomes whole granules.
+    """The rule of a provider. Times are in seconds; `rounding`: how the leased time becomes whole granules.
 
-    charged_ahead: a granule is owed when it begins. billed_states: the machine states whose time counts.
-    spot_price_rule: the price at each moment, or the one in force when each instance-hour began.
+    charged_ahead: a granule is billed at its beginning. billed_states: the machine states whose time is billed.
+    spot_price_rule: the price at each moment, or the price in force at the beginning of each instance-hour.
     interruption_waiver_s: a machine that the provider takes back before this many seconds is free.
-    storage_rule: whether a disk goes on costing while the machine is stopped (`daily`: charged by whole days).
-    minimum_amount: the least that a settlement comes to. bill_rounding and bill_quantum: how the provider's own bill
-    rounds (per line, day or total), which reconciliation must expect. purchases: empty for all purchase options.
+    storage_rule: whether a disk is billed while the machine is stopped (`daily`: by whole days).
+    minimum_amount: the smallest charge. bill_rounding and bill_quantum: how the provider's bill is rounded (per line,
+    day or total), which reconciliation must expect. purchases: empty for all purchase options.
     """
 
     provider: str
@@ -76,7 +75,7 @@ class BillingRule:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of time at one price: what the machine cost while held, or what the provider's rule added to it."""
+    """A span of time at one price: the cost of the machine, or what the provider's rule adds to it."""
 
     from_ns: int
     to_ns: int
@@ -84,7 +83,7 @@ class Segment:
     category: str
     price_hash: str
     paid_ns: int = 0
-    """How much of it is charged by time; 0 where a quantity is, or nothing."""
+    """The part of the span that is charged by time; 0 if a quantity is charged, or nothing."""
 
 
 def charge(
@@ -97,10 +96,10 @@ def charge(
     watts: Decimal | int = 0,
     ended: Ended | None = None,
 ) -> tuple[Segment, ...]:
-    """What a machine held in a billed state from `from_ns` to `to_ns` costs, segment by segment.
+    """The charge of a machine in a billed state from `from_ns` to `to_ns`, by segment.
 
     `prices` is one SKU's series, oldest first (`PriceBook.series`); rows that do not touch the interval are ignored.
-    `watts` is the whole machine's mean draw, for prices per kWh. `ended` is None while the machine is still held.
+    `watts` is the mean power of the whole machine, for prices per kWh. `ended` is None while the lease is open.
 
     Rounding: the running total is floored to 1e-12 at the end of each segment and a segment is the difference, so
     that segments sum to the floored exact total, and those already past never change as time goes on.
@@ -112,16 +111,16 @@ def charge(
     if len({row.currency for row in prices}) > 1:
         raise PriceError("the prices of one charge must be in one currency")
     rows = tuple(prices)
-    held = to_ns - from_ns
-    waived = ended == "provider" and held < rule.interruption_waiver_s * NS_PER_SECOND
-    billed = held if waived else billed_ns(held, rule, ended)
+    leased = to_ns - from_ns
+    waived = ended == "provider" and leased < rule.interruption_waiver_s * NS_PER_SECOND
+    billed = leased if waived else billed_ns(leased, rule, ended)
     segments = []
     exact, floored = Fraction(0), 0
-    for start, stop, row in _pieces(from_ns, to_ns, from_ns + max(held, billed), rule, rows):
+    for start, stop, row in _pieces(from_ns, to_ns, from_ns + max(leased, billed), rule, rows):
         for a, b in ((start, min(stop, to_ns)), (max(start, to_ns), stop)):
             if a >= b:
                 continue
-            # Rounding down can leave held time unbilled: it is covered, at no cost.
+            # Rounding down can leave leased time unbilled: its segment has no cost.
             paid = 0 if waived else max(0, min(b, from_ns + billed) - a)
             exact += pico_per_hour(row, cards, watts) * paid / NS_PER_HOUR
             whole = exact.numerator // exact.denominator
@@ -135,18 +134,18 @@ def charge(
     return tuple(segments)
 
 
-def billed_ns(held_ns: int, rule: BillingRule, ended: Ended | None) -> int:
-    """Held nanoseconds after granularity, rounding and minimum. Monotone in `held_ns`."""
+def billed_ns(leased_ns: int, rule: BillingRule, ended: Ended | None) -> int:
+    """Leased nanoseconds after granularity, rounding and minimum. Monotone in `leased_ns`."""
     granule = rule.granularity_s * NS_PER_SECOND
     if rule.charged_ahead:
-        # The next granule is owed the moment it begins, so a machine still held at a full hour owes one more.
-        whole = held_ns // granule + 1 if ended is None else -(-held_ns // granule)
+        # A granule is billed at its beginning, so a lease that is open at a full hour is billed for one more hour.
+        whole = leased_ns // granule + 1 if ended is None else -(-leased_ns // granule)
     elif rule.rounding == "up":
-        whole = -(-held_ns // granule)
+        whole = -(-leased_ns // granule)
     elif rule.rounding == "down":
-        whole = held_ns // granule
+        whole = leased_ns // granule
     else:
-        whole = (2 * held_ns + granule) // (2 * granule)
+        whole = (2 * leased_ns + granule) // (2 * granule)
     return max(whole * granule, rule.minimum_s * NS_PER_SECOND)
 
 
@@ -156,16 +155,16 @@ def total(segments: Sequence[Segment]) -> int:
 
 
 def _pieces(
-    start: int, held_to: int, stop: int, rule: BillingRule, rows: tuple[PriceRow, ...]
+    start: int, leased_to: int, stop: int, rule: BillingRule, rows: tuple[PriceRow, ...]
 ) -> list[tuple[int, int, PriceRow]]:
-    """[start, stop) cut where the price changes; neighbours at one price are one piece."""
+    """[start, stop) cut at price changes. Adjacent pieces with the same price are merged."""
     hop = _repricing_ns(rule, rows)
     pieces: list[tuple[int, int, PriceRow]] = []
     at = start
     while at < stop:
         row = in_force(rows, at)
-        if row is None and pieces and at >= held_to:
-            # What a rule adds lies in the future, where a price list may already have ended: the last price holds.
+        if row is None and pieces and at >= leased_to:
+            # A rule may add time after the end of the last price, which then still applies.
             row = pieces[-1][2]
         if row is None:
             sku = rows[0].sku if rows else "(none)"
@@ -192,16 +191,16 @@ def _next_change(at: int, stop: int, rows: tuple[PriceRow, ...]) -> int:
 
 
 def _repricing_ns(rule: BillingRule, rows: tuple[PriceRow, ...]) -> int:
-    """How long a price holds once taken: an instance-hour, a granule paid ahead, or 0 for the price of the moment."""
+    """How long a price applies once read: an instance-hour, a granule billed in advance, or 0: until it changes."""
     if rule.spot_price_rule == "instance_hour" and any(r.purchase == "spot" for r in rows):
         return NS_PER_HOUR
     return rule.granularity_s * NS_PER_SECOND if rule.charged_ahead else 0
 
 
 def quantity_pico(row: PriceRow, quantity: Decimal | int) -> int:
-    """What a counted resource costs (GiB sent, requests, kWh measured, one-off fees), floored to 1e-12."""
+    """The cost of a quantity (GiB sent, requests, measured kWh, one-off fees), floored to 1e-12."""
     if row.per not in ("gib", "request", "kwh", "one_off"):
-        raise PriceError(f"SKU {row.sku!r} is priced per {row.per}: that is not a price of a quantity")
+        raise PriceError(f"SKU {row.sku!r} is priced per {row.per}: not a price of a quantity")
     if quantity < 0:
         raise PriceError(f"quantity {quantity} of SKU {row.sku!r} must not be negative")
     exact = Fraction(row.price) * PICO_PER_UNIT * Fraction(quantity)
@@ -209,13 +208,13 @@ def quantity_pico(row: PriceRow, quantity: Decimal | int) -> int:
 
 
 def storage_pico(from_ns: int, to_ns: int, *, row: PriceRow, gib: Decimal | int, rule: BillingRule) -> int:
-    """What `gib` stored from..to cost at a price per GiB-month, floored to 1e-12. See `exact_storage_pico`."""
+    """The cost of storing `gib` from..to at a price per GiB-month, floored to 1e-12. See `exact_storage_pico`."""
     exact = exact_storage_pico(from_ns, to_ns, row=row, gib=gib, rule=rule)
     return exact.numerator // exact.denominator
 
 
 def exact_storage_pico(from_ns: int, to_ns: int, *, row: PriceRow, gib: Decimal | int, rule: BillingRule) -> Fraction:
-    """What `gib` stored from..to cost at a price per GiB-month, prorated over the length of each calendar month.
+    """The exact cost of storing `gib` from..to at a price per GiB-month, by the length of each calendar month.
 
     Months are those of UTC. With storage_rule `daily`, every day that the interval touches counts as a whole, and days
     and months are those of the provider's time zone. With `none` storage is free.
@@ -242,7 +241,7 @@ def exact_storage_pico(from_ns: int, to_ns: int, *, row: PriceRow, gib: Decimal 
 
 
 def load_rules(folder: str | Path | None = None) -> tuple[BillingRule, ...]:
-    """The rules of `folder`/billing.yaml; None: the project's. Raises PriceError with the rule's number and field."""
+    """The rules in `folder`/billing.yaml (None: conf/pricing). Raises PriceError with the number of the rule."""
     file = (Path(folder) if folder is not None else DEFAULT_FOLDER) / "billing.yaml"
     raw = read_yaml(file)
     if not isinstance(raw, dict) or not isinstance(raw.get("rules"), list):

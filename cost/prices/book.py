@@ -1,8 +1,8 @@
 """The price book: dated price rows, and which of them is in force at a moment.
 
-A row says what it is per, in which currency, from when, from which page and read on which day; prices are strings
-read as Decimal, never floats. The book never guesses: an unknown SKU, a moment before the first row, a currency sign
-in a price are errors with a place and a remedy, and an unknown price is never 0.
+A row has a unit, a currency, a date from which it applies, its source and the day on which the source was read. Prices
+are strings read as Decimal, never floats. Nothing is guessed: an unknown SKU, a moment before the first row or a
+currency sign in a price is an error with its place and remedy. An unknown price is never 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CURRENCY = re.compile(r"[A-Z]{3}")
 
 
 class PriceError(ValueError):
-    """A price row, or the use of one, is wrong; the message says what, where, and what would be right."""
+    """A price row, or the use of a row, is wrong. The message names the problem, the place and the remedy."""
 
 
 class MissingPriceError(PriceError, LookupError):
@@ -78,12 +78,14 @@ def price_instant(text: object, where: str = "") -> int:
 
 @dataclass(frozen=True)
 class PriceRow:
-    """One price of one SKU. `cards` is how many cards the priced machine has; 0 means that the price holds for any
-    number of cards (RunPod) or that cards are not what is priced (kWh, GiB). `price` is in `currency` per `per`.
-    `valid_from` counts, `valid_to` does not (half-open, UTC); an empty `valid_to` means until the next row. `card` is
-    the card's model where the SKU does not say it; machines of one model are compared by the linter. `depreciation` is
-    what own hardware loses in an hour of the whole machine, on top of its energy (rows per kWh only). `added` is the
-    moment (UTC) at which a command put the row into the book; without it, it counts as known all day on `day_read`."""
+    """One price of one SKU: `price` in `currency` per `per`.
+
+    cards: number of cards of the priced machine; 0 if the price applies to any number of cards (RunPod), or if cards
+    are not priced (kWh, GiB). valid_from, valid_to: half-open, UTC; an empty `valid_to` means until the next row. card:
+    the model of the card if the SKU does not contain it, for the linter. depreciation: of own hardware per hour of the
+    whole machine, in addition to its energy (rows per kWh only). added: the moment (UTC) at which a command added the
+    row; if it is empty, the row counts as known from the beginning of `day_read`.
+    """
 
     provider: str
     sku: str
@@ -107,7 +109,7 @@ class PriceRow:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of the row as canonical JSON: what a charge stores so that an old report can be explained.
+        """sha256 of the row as canonical JSON. Charges store it, so that an old report can be explained.
 
         Empty fields are left out, so that a field added to the schema later does not change the hash of older rows.
         """
@@ -123,23 +125,23 @@ class PriceRow:
         return price_instant(self.valid_to) if self.valid_to else None
 
     def known_at(self, at_ns: int) -> bool:
-        """Whether the book had it by a moment."""
+        """Whether the row was in the book at a moment."""
         return (price_instant(self.added) if self.added else price_instant(self.day_read[:10])) <= at_ns
 
     @property
     def series(self) -> tuple[str, str, str, str]:
-        """What must not overlap in time: SKU, purchase option, region, kind of price."""
+        """Rows with the same SKU, purchase option, region and kind of price must not overlap in time."""
         return (self.sku, self.purchase, self.region, self.kind)
 
 
 def as_mapping(row: PriceRow) -> dict[str, str | int | bool]:
-    """The row as a price file has it, for `read_row` to read again: amounts as texts, what is not there left out."""
+    """The row as in a price file, for `read_row`: amounts as texts, without missing fields."""
     body = {k: v for k, v in asdict(row).items() if v is not None}
     return {k: v if isinstance(v, (bool, int)) else str(v) for k, v in body.items()}
 
 
 def read_row(raw: dict[str, Any], where: str) -> PriceRow:
-    """A row from a file's mapping; every field is checked. Raises PriceError naming `where`, the field, the remedy."""
+    """Read and check a row of a price file. Raises PriceError with `where`, the field and the remedy."""
     known = {f.name for f in fields(PriceRow)}
     if unknown := sorted(set(raw) - known):
         raise PriceError(f"{where}: unknown field {unknown[0]!r}; a price row has {', '.join(sorted(known))}")
@@ -158,7 +160,9 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
     if isinstance(cards, bool) or not isinstance(cards, int) or cards < 0:
         raise PriceError(f"{where}: cards {cards!r} must be a whole number, 0 for any")
     if data["per"] == "machine_hour" and cards == 0 and "cards" not in raw:
-        raise PriceError(f"{where}: a price per machine_hour must say how many cards the machine has (0 for none)")
+        raise PriceError(
+            f"{where}: a price per machine_hour needs `cards`, the number of cards of the machine (0 for none)"
+        )
     if not isinstance(data["tax_included"], bool):
         raise PriceError(f"{where}: tax_included {data['tax_included']!r} must be true or false")
     depreciation = data.get("depreciation")
@@ -188,7 +192,7 @@ def read_row(raw: dict[str, Any], where: str) -> PriceRow:
 
 @dataclass(frozen=True)
 class PriceBook:
-    """All rows, in file order. Look-ups are a bisect over one series (SKU, purchase option, region, kind)."""
+    """All price rows, in the order of the files."""
 
     rows: tuple[PriceRow, ...]
     folder: str = str(DEFAULT_FOLDER)
@@ -202,7 +206,7 @@ class PriceBook:
 
     @classmethod
     def load(cls, folder: str | Path | None = None) -> PriceBook:
-        """Reads every *.yaml of prices in `folder` (not billing.yaml, fx.yaml); None: the project's conf/pricing.
+        """Read all price files (*.yaml) in a folder; None: the conf/pricing of the project.
 
         Raises PriceError with file and row.
         """
@@ -217,7 +221,7 @@ class PriceBook:
 
     @property
     def shown(self) -> str:
-        """The folder as messages name it."""
+        """The folder for messages."""
         return "conf/pricing" if Path(self.folder) == DEFAULT_FOLDER else self.folder
 
     def with_kept_rows(self, kept: Iterable[PriceRow]) -> PriceBook:
@@ -246,10 +250,10 @@ class PriceBook:
     def series(
         self, sku: str, *, purchase: str | None = None, region: str | None = None, kind: str | None = None
     ) -> tuple[PriceRow, ...]:
-        """One SKU's rows over time, oldest first: what `billing.charge` takes as `prices`.
+        """The rows of a SKU, oldest first, as `billing.charge` expects them.
 
-        purchase None means the ordinary one (own, else on_demand, else the only one); region None means the only
-        region; kind None means the contracted price where the book has one, else the list price.
+        purchase None: own, else on_demand, else the only purchase option. region None: the only region. kind None: the
+        contracted price if there is one, else the list price.
         Raises MissingPriceError (unknown SKU, purchase or region) and AmbiguousPriceError.
         """
         rows = self._by_sku.get(sku, ())
@@ -322,8 +326,8 @@ def add_command(sku: str, purchase: str | None = None) -> str:
 
 
 def read_yaml(file: Path) -> Any:
-    """What a YAML file holds. Raises PriceError where it cannot be read."""
-    import yaml  # most commands read none
+    """The content of a YAML file. Raises PriceError if it cannot be read."""
+    import yaml  # most commands read no YAML
 
     try:
         # The default loader reads 1.5 as a float, which parse_price refuses: prices must be quoted.
@@ -349,10 +353,10 @@ def read_file(file: Path) -> list[PriceRow]:
 
 
 def pico_per_hour(row: PriceRow, cards: int, watts: Decimal | int = 0) -> Fraction:
-    """What a machine costs per hour, exactly, in 1e-12 of the currency. `watts` is the whole machine's draw (kwh rows).
+    """The exact cost of a machine per hour, in 1e-12 of the currency. `watts`: power of the whole machine (kWh rows).
 
-    Raises PriceError when the row is not a price of time, when the machine has another number of cards than the row
-    prices, or when a price per kWh meets no watts.
+    Raises PriceError if the row is not a price of time, if the row prices another number of cards, or if watts are
+    missing for a price per kWh.
     """
     if row.per not in TIME_UNITS:
         raise PriceError(f"SKU {row.sku!r} is priced per {row.per}: that is not a price of time")

@@ -1,7 +1,7 @@
-"""Exchange rates, dated: the rate of a day is that of the last fixing on or before it.
+"""Exchange rates. The rate of a day is that of the last fixing on or before the day.
 
-Every conversion says which rate, of which day, from which source. No rate is guessed, and none is newer than the day
-that is asked about.
+Every conversion names the rate, its day and its source. No rate is guessed, and none is newer than the day of the
+amount.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cost.periods import day_text, midnight_ns, utc_datetime
 from cost.prices.book import DEFAULT_FOLDER, PriceError, parse_price, read_yaml
 
 STALE_DAYS = 4
-"""A weekend with a holiday has no fixing: what is older than this is a warning."""
+"""A rate older than this gives a warning. A weekend with a holiday has no fixing."""
 
 
 class MissingRateError(PriceError, LookupError):
@@ -38,15 +38,15 @@ class Rate:
 
 @dataclass(frozen=True)
 class Conversion:
-    """An amount in 1e-12 of `currency`, and the sentence that says how it came about."""
+    """An amount in 1e-12 of `currency`, and a text that names the rates used."""
 
     pico: int
     currency: str
     text: str
     age_days: int = 0
-    """How much older than the day asked about the oldest rate is that was used."""
+    """Age of the oldest rate used, in days before the day of the amount."""
     factor: Fraction = Fraction(1)
-    """Units of `currency` in one of what was converted."""
+    """Units of `currency` per unit of the original currency."""
 
 
 def load_rates(folder: str | Path | None = None) -> tuple[Rate, ...]:
@@ -75,22 +75,23 @@ def load_rates(folder: str | Path | None = None) -> tuple[Rate, ...]:
 
 
 def rates_as_of(rates: Sequence[Rate], at_ns: int) -> tuple[Rate, ...]:
-    """The rates that were known at a moment: those read by then; of a pair of which none was, all of them."""
+    """The rates that were known at a moment. For a pair of currencies without any, all rates of the pair."""
     day = day_text(at_ns)
     known = {(rate.base, rate.quote) for rate in rates if rate.day_read <= day}
     return tuple(rate for rate in rates if rate.day_read <= day or (rate.base, rate.quote) not in known)
 
 
 def fixings(rates: Iterable[Rate]) -> list[int]:
-    """The instants from which a new rate holds, sorted: what crosses none of them was spent at one rate."""
+    """The instants at which a new rate begins to apply, sorted. Between two of them all rates are constant."""
     return sorted({midnight_ns(date.fromisoformat(rate.day), UTC) for rate in rates})
 
 
 class Converter:
-    """Amounts into one currency, each at the rate of its day; it remembers what was used, for `rate_notes`.
+    """Converts amounts into one currency, each at the rate of its day. Keeps the rates used, for `rate_notes`.
 
-    What was spent at one rate is converted as one running total that is rounded to 1e-12, and an amount is what that
-    grew by. So parts sum to the conversion of their sum, however it is cut, and none that is positive turns negative.
+    The amounts of one sum at one rate are converted as a running total that is rounded to 1e-12; the result for an
+    amount is the increase of this total. So converted parts always sum to the converted sum, and a positive amount
+    never becomes negative.
     """
 
     def __init__(self, to: str, rates: Sequence[Rate]) -> None:
@@ -103,11 +104,11 @@ class Converter:
         return self._by_day.values()
 
     def text(self, currency: str, at_ns: int) -> str:
-        """The sentence that names the rate of a moment; empty where there is nothing to convert."""
+        """A text that names the rate of a moment; empty if the currency is the same."""
         return self._rate(currency, at_ns).text
 
     def __call__(self, what: str, pico: int, currency: str, at_ns: int) -> int:
-        """An amount of a moment. `what`: which sum it is a part of. Raises MissingRateError."""
+        """Convert an amount of a moment. `what`: the name of the sum that it is a part of. Raises MissingRateError."""
         rate = self._rate(currency, at_ns)
         key = what, currency, rate.text
         before = self._totals.get(key, 0)
@@ -122,7 +123,7 @@ class Converter:
 
 
 def convert(pico: int, currency: str, to: str, day: date, rates: Sequence[Rate]) -> Conversion:
-    """An amount in another currency at the rates of `day`: directly, backwards, or over one currency in between.
+    """Convert an amount at the rates of `day`: directly, by the inverse rate, or through a third currency.
 
     Rounded once, to the nearest 1e-12, halves to even. Raises MissingRateError.
     """
@@ -143,7 +144,7 @@ def convert(pico: int, currency: str, to: str, day: date, rates: Sequence[Rate])
 
 
 def rate_notes(conversions: Iterable[Conversion]) -> tuple[str, ...]:
-    """The sentences that name the rates that were used, each once; a rate that had gone stale is a warning."""
+    """Texts that name the rates used, each once; the text of an old rate is a warning."""
     oldest: dict[str, int] = {}
     for one in conversions:
         if one.text:

@@ -1,7 +1,4 @@
-"""The linter of the price book: what is wrong with the data, found without a sweep.
-
-Silent when all is well. It reports and never repairs, and it never asks a provider: its input is the rows.
-"""
+"""The linter of the price book: finds errors in its rows without running a sweep. Nothing is repaired or downloaded."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from cost.prices.billing import BillingRule
 from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, add_command, in_force
 
 MAX_PRICE_AGE_DAYS = 180
-# Machines of different size are told apart by this ending of a SKU: lambda-h100x8 is eight of lambda-h100.
+# The end of a SKU that gives the number of cards: lambda-h100x8 has eight of the cards of lambda-h100.
 _SIZES = ("x16", "x8", "x4", "x2", "x1")
 
 
 @dataclass(frozen=True)
 class PriceFinding:
-    """One thing wrong: the check's name, where, and what would be right."""
+    """An error: the name of the check, the place, and a message with the remedy."""
 
     check: str
     where: str
@@ -86,13 +83,13 @@ def _validity(rows: Iterable[PriceRow]) -> list[PriceFinding]:
         for field in ("per", "cards", "currency", "provider"):
             values = sorted({str(getattr(r, field)) for r in group})
             if len(values) > 1:
-                message = f"has {field} {' and '.join(values)}; a SKU has one: name them apart"
+                message = f"has {field} {' and '.join(values)}; a SKU has only one: use different SKUs"
                 findings.append(PriceFinding("unit", sku, message))
     return findings
 
 
 def _age(rows: Iterable[PriceRow], today: date, max_age_days: int) -> list[PriceFinding]:
-    """Prices in force whose page was read too long ago, or in the future."""
+    """Prices in force that were read too long ago, or in the future."""
     findings = []
     for series in _series(rows).values():
         row = in_force(tuple(series), instant_ns(today)) or series[-1]
@@ -106,10 +103,10 @@ def _age(rows: Iterable[PriceRow], today: date, max_age_days: int) -> list[Price
 
 
 def _monotone(rows: Iterable[PriceRow]) -> list[PriceFinding]:
-    """Machines of one card in several sizes: more cards never cost less, and never the same.
+    """Of machines with the same card, the one with more cards must cost more.
 
-    The same price for several counts is the mark of a price per card entered as one per machine, or the reverse:
-    off by the number of cards. Of several machines with the same cards the cheapest is compared.
+    Equal prices for different numbers of cards show that a price per card was entered as a price per machine, or the
+    reverse. Of several machines with the same cards the cheapest is compared.
     """
     families: dict[tuple[str, ...], dict[int, PriceRow]] = {}
     for series in _series(rows).values():
@@ -171,11 +168,11 @@ def _unknown_skus(book: PriceBook, machine_folder: Path, today: date) -> list[Pr
             findings.append(PriceFinding("machine", file.name, f"not readable as YAML: {error}"))
             continue
         sku = raw.get("sku") if isinstance(raw, dict) else None
-        # An interpolation is resolved when a sweep is composed, and checked there.
+        # An interpolation is resolved and checked when the configuration of a sweep is composed.
         if sku and "${" not in str(sku) and sku not in skus:
             message = f"SKU {sku!r} has no price; add it with: {add_command(str(sku))}"
             findings.append(PriceFinding("machine", file.name, message))
         elif sku in skus - priced:
-            message = f"SKU {sku!r} has no price any more; add the new one with: {add_command(str(sku))}"
+            message = f"SKU {sku!r} has no current price; add it with: {add_command(str(sku))}"
             findings.append(PriceFinding("machine", file.name, message))
     return findings

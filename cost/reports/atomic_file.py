@@ -1,4 +1,7 @@
-"""Write a file completely or not at all: a reader never sees a part of it."""
+"""Write a file completely or not at all: a reader never sees a part of it.
+
+Tested in tests/cost/cli/test_report.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The CSV is rounded to CSV_PLACES. The rounding difference is a row of its own, so that the column `cost` sums to the
 rounded total. JSON is exact: amounts are decimal texts.
+
+Tested in tests/cost/reports/test_report.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every grouping uses the same cost lines, so all reports of one range have the same total.
 
-Tested in tests/cost/cli/test_report.py, tests/cost/charges/test_chargeback.py and tests/cost/prices/test_fx.py.
+Tested in tests/cost/cli/test_report.py and tests/cost/prices/test_fx.py.
 """
 
 from __future__ import annotations

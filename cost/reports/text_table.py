@@ -1,4 +1,7 @@
-"""Plain text tables for the terminal, at most WIDTH characters wide."""
+"""Plain text tables for the terminal, at most WIDTH characters wide.
+
+Tested in tests/cost/reports/test_report.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs the Alembic migrations that a database lacks. Tested in tests/cost/ledger/test_migrations.py."""
+"""Runs the Alembic migrations that a database lacks.
+
+Tested in tests/cost/ledger/test_migrations.py.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Readers of other people's price lists. Each turns a source into a `Snapshot` of price rows; none of them guesses."""
+"""Importers of published price lists. Each reads a source into a `Snapshot` of price rows, without unknown prices."""

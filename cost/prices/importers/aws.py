@@ -1,6 +1,8 @@
 """Prices from AWS: the public price list (on demand) and the spot price history of a zone, both through boto3.
 
-Reads only. Credentials are boto3's own business: none is asked for, kept or printed here.
+boto3 finds the credentials; none is asked for, stored or printed.
+
+Tested in tests/cost/prices/importers/test_importers.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Prices from a gpuhunt catalogue folder: one CSV per provider, as its offline catalogue unpacks.
 
-Only the files are read: gpuhunt itself is not needed, and nothing is fetched. Prices there are dollars per machine and
-hour; an empty price is unknown and left out.
+Only the files are read: gpuhunt is not needed, and nothing is downloaded. Prices are in dollars per machine and hour;
+an empty price is unknown and left out.
+
+Tested in tests/cost/prices/importers/test_importers.py.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from cost.prices.book import PriceError
 from cost.prices.importers.snapshot import Offer, Snapshot, clean_price, rows_of
 
 _CALLED = {"lambdalabs": "lambda", "vastai": "vast"}
-"""Providers that go by another name in billing.yaml."""
+"""Providers that have another name in billing.yaml."""
 _NEEDED = ("instance_name", "location", "price", "gpu_count", "gpu_name", "spot")
 
 
@@ -85,8 +87,8 @@ def _read_provider(file: Path, *, day_read: str, valid_from: str, version: str) 
 
 
 def _one_price_each(offers: list[Offer]) -> list[Offer]:
-    """Marketplaces list one machine several times at several prices (disk sizes, hosts): the dearest is taken, so that
-    a plan is not too cheap."""
+    """Marketplaces list a machine at several prices (disk sizes, hosts). The highest is used, so that forecasts are not
+    too low."""
     dearest: dict[tuple[str, str, str], Offer] = {}
     for offer in offers:
         key = (offer.instance, offer.purchase, offer.region)

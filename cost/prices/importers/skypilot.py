@@ -1,9 +1,10 @@
 """Prices from a SkyPilot catalogue (`catalogs/<version>/<cloud>/vms.csv`, in both shapes in which they are published).
 
-Prices there are per machine and hour. An empty price is unknown and left out, never 0; counts are floats; rows repeat
-per region and zone; some machines have a part of a card, or are priced apart from their cards: both are left out and
-counted. GpuInfo is JSON or a Python literal, and what it says of memory is reported when it cannot be right, and never
-used.
+Prices are per machine and hour. An empty price is unknown and left out, never 0. Counts are floats; rows repeat per
+region and zone. Machines with a fraction of a card, and machines priced without their cards, are left out and counted.
+GpuInfo is JSON or a Python literal; impossible values of memory are reported, and none is used.
+
+Tested in tests/cost/prices/importers/test_importers.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def read(
     """A snapshot of one catalogue file.
 
     The provider is the `<cloud>` of the path, or of a name such as verda_vms.csv. Raises PriceError for a file that is
-    no such catalogue, and for a price or a count that cannot be read, naming the line.
+    not such a catalogue, and for a price or a count that cannot be read, naming the line.
     """
     try:
         content = path.read_bytes()
@@ -61,7 +62,7 @@ def _provider(path: Path) -> str:
         return path.parent.name
     match = re.fullmatch(r"([a-z0-9]+)_vms.*\.csv", path.name)
     if not match:
-        raise PriceError(f"{path}: which provider is this? Say so with --provider NAME")
+        raise PriceError(f"{path}: the provider is not part of the name; give it with --provider NAME")
     return match[1]
 
 
@@ -119,7 +120,7 @@ def _count(text: str, where: str) -> Fraction:
 
 
 def _doubt(text: str, cards: int) -> str:
-    """What GpuInfo says that cannot be right; empty when nothing is."""
+    """An impossible value in GpuInfo, as text; empty: there is none."""
     if not text.strip():
         return ""
     try:

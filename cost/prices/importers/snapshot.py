@@ -1,6 +1,8 @@
 """A snapshot of another party's price list: its rows, their source, and what was left out or rounded.
 
 A snapshot is written once and never changed. A newer import is a newer file with a later `valid_from`.
+
+Tested in tests/cost/prices/importers/test_importers.py.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Offer:
-    """One line of a catalogue: a machine at a price per hour in one place. `price` is the text as written."""
+    """One line of a catalogue: the hourly price of a machine in a region. `price` is the text of the catalogue."""
 
     instance: str
     card: str
@@ -138,9 +140,9 @@ def digest(content: bytes) -> str:
 
 
 def write(snapshot: Snapshot, folder: Path) -> Path | None:
-    """Writes the snapshot into the price folder, whole or not at all; None when it is there already.
+    """Write the snapshot to the price folder, completely or not at all. Returns None if it exists already.
 
-    Raises PriceError when a snapshot of that name and day with other content is there.
+    Raises PriceError if a snapshot of this name and day exists with other content.
     """
     valid_from = max(r.valid_from for r in snapshot.rows)[:10] if snapshot.rows else snapshot.day_read
     file = folder / f"imported-{snapshot.name}-{valid_from}.yaml"
@@ -148,8 +150,8 @@ def write(snapshot: Snapshot, folder: Path) -> Path | None:
         if snapshot.sha256 in file.read_text(encoding="utf-8"):
             return None
         raise PriceError(
-            f"{file} holds another import of {snapshot.name} for {valid_from}; "
-            "give this one the day from which it holds: --valid-from DAY"
+            f"{file} contains another import of {snapshot.name} for {valid_from}; "
+            "give the first day on which the new prices apply: --valid-from DAY"
         )
     head = {"source": snapshot.source, "version": snapshot.version}
     head |= {"sha256": snapshot.sha256, "day_read": snapshot.day_read}

@@ -118,7 +118,7 @@ def test_a_machine_that_names_an_unknown_sku_is_found(tmp_path, text, expected):
 def test_a_machine_whose_only_price_has_ended_is_found(tmp_path):
     (tmp_path / "m.yaml").write_text("sku: a\n")
     (finding,) = findings(priced(valid_to="2026-02-01"), machine_folder=tmp_path)
-    assert "SKU 'a' has no price any more" in finding.message
+    assert "SKU 'a' has no current price" in finding.message
 
 
 def test_a_finding_says_what_would_be_right(tmp_path):

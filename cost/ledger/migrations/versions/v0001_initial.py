@@ -1,4 +1,7 @@
-"""The initial schema. A released migration is never edited: a change of the tables is a new migration."""
+"""The initial schema. A released migration is never edited: a change of the tables is a new migration.
+
+Tested in tests/cost/ledger/test_migrations.py.
+"""
 
 from __future__ import annotations
 
