@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cost.bills.bill import BillError
+from cost.csv_cells import unescape_cell
 
 _GZIP = b"\x1f\x8b"
 _OTHER_FORMATS = {
@@ -48,7 +49,9 @@ def read_table(path: Path) -> Table:
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter)
-    rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    rows = [
+        (reader.line_num, [unescape_cell(cell) for cell in row]) for row in reader if any(cell.strip() for cell in row)
+    ]
     if not rows:
         raise BillError(f"{path}: is empty")
     header = [cell.strip() for cell in rows[0][1]]

@@ -16,6 +16,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from cost.csv_cells import escape_row
 from cost.money import pico_of, pico_text, plain, rounded
 from cost.periods import instant_text
 from cost.records import CATEGORIES, FORECAST_LABELS
@@ -62,7 +63,7 @@ def csv_text(report: Report, *, places: int = CSV_PLACES) -> str:
     writer = csv.DictWriter(buffer, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
     cells = [csv_cells(row, places) for row in report.rows]
-    writer.writerows(cells)
+    writer.writerows(map(escape_row, cells))
     for currency in report.currencies:
         rows = zip(report.rows, cells, strict=True)
         priced = [(row, cell) for row, cell in rows if row.currency == currency and cell["cost"] != UNPRICED]

@@ -15,6 +15,7 @@ from datetime import UTC
 from pathlib import Path
 
 from cost.charges.attribution import Attribution
+from cost.csv_cells import escape_row
 from cost.periods import period_edges
 from cost.reports.atomic_file import atomic_file
 from cost.reports.focus_charges import group_lines, set_allocated_ratios
@@ -44,7 +45,7 @@ def rows(attribution: Attribution, *, version: str = "1.2") -> Iterator[dict[str
         if version == "1.3":
             line = charge.line
             row |= allocation_cells(charge, usages.get((line.sweep_id, line.lease.lease_id, line.trial_id)))
-        yield row
+        yield escape_row(row)
 
 
 def write(attribution: Attribution, path: str | Path, *, version: str = "1.2") -> Path:

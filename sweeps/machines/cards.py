@@ -9,15 +9,20 @@ from __future__ import annotations
 import fcntl
 import getpass
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from sweeps.config.types import ConfigError, MachineConfig, SweepConfig
 
-LOCK_FOLDER = Path(os.environ.get("GRPO_LADDER_LOCKS") or Path(tempfile.gettempdir()) / "grpo-ladder-cards")
-"""The lock files of all sweeps of this host. Set GRPO_LADDER_LOCKS only where no other sweep uses the same cards."""
+LOCK_FOLDER = Path(
+    os.environ.get("GRPO_LADDER_LOCKS") or Path(tempfile.gettempdir()) / f"grpo-ladder-cards-{os.geteuid()}"
+)
+"""The lock files of all sweeps of this user and host. Set GRPO_LADDER_LOCKS only where no other sweep uses the same
+cards."""
 
 
 def ray_address(cfg: SweepConfig) -> str:
@@ -41,13 +46,12 @@ def lock_cards(
             runs them.
     """
     folder = folder or LOCK_FOLDER
-    folder.mkdir(mode=0o777, exist_ok=True)
+    _make_private(folder)
     locked: list[int] = []
     owners: list[str] = []
     with ExitStack() as stack:
         for index in range(machine.cards):
-            descriptor = os.open(folder / f"{machine.device}-{index}", os.O_RDWR | os.O_CREAT, 0o666)
-            file = stack.enter_context(os.fdopen(descriptor, "r+", encoding="utf-8"))
+            file = stack.enter_context(_open(folder / f"{machine.device}-{index}"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -64,3 +68,31 @@ def lock_cards(
                 "until the cards are free, or choose another machine"
             )
         yield tuple(locked)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only this user can read and write. Everybody can write into the folder around it.
+
+    Raises:
+        ConfigError: the folder cannot be made, or is a link or another user's.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(0, "it is a link, or it belongs to another user")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} of the cards' locks cannot be used: {error.strerror}. Remove it, or name another "
+            "folder with GRPO_LADDER_LOCKS"
+        ) from error
+
+
+def _open(path: Path) -> TextIOWrapper:
+    """Open a lock file, never through a link. Raises ConfigError."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"the lock file {path} cannot be used: {error.strerror}. Remove it") from error
+    return os.fdopen(descriptor, "r+", encoding="utf-8")

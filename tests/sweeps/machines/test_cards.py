@@ -55,3 +55,25 @@ def test_a_sweep_that_finds_no_free_card_names_owner_and_sweep_before_it_warms_a
         run(compose(typed))
     assert f"{other}, run by {getpass.getuser()} as process" in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_lock_folder_is_private_and_links_in_it_are_not_followed(tmp_path):
+    folder, victim = tmp_path / "locks", tmp_path / "victim"
+    victim.write_text("precious")
+    with lock_cards(CPU, 1, "sweep a", folder):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    (lock,) = folder.iterdir()
+    assert lock.stat().st_mode & 0o777 == 0o600
+    lock.unlink()
+    lock.symlink_to(victim)
+    with pytest.raises(ConfigError, match="cannot be used"), lock_cards(CPU, 1, "sweep b", folder):
+        pass
+    assert victim.read_text() == "precious"
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    with pytest.raises(ConfigError, match="it is a link"), lock_cards(CPU, 1, "sweep c", link):
+        pass
+
+
+def test_each_user_of_a_host_has_a_lock_folder():
+    assert cards.LOCK_FOLDER.name.endswith((f"-{os.geteuid()}", "-locks"))
