@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def _exit_at_once(*_: object) -> NoReturn:
+    """Ctrl-C before anything was started. Imports may hold locks, so nothing is cleaned up."""
+    os.write(2, b"\nInterrupted before anything was started.\n")
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":  # before the imports below, which take a second
+    signal.signal(signal.SIGINT, _exit_at_once)
 
 import hydra
 
@@ -48,7 +62,11 @@ def main(arguments: list[str]) -> NoReturn:
         config = build(_composed[0])
         from sweeps.driver.driver import run  # slow to import, so a bad configuration is reported first
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(run(config, arguments))
+    except KeyboardInterrupt:
+        print("\nInterrupted. The same command starts or resumes the sweep.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except ConfigError as error:
         _refuse(str(error))
     except (HydraException, OmegaConfBaseException) as error:

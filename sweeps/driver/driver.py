@@ -80,6 +80,7 @@ from sweeps.planning.trial_check import read_inputs, trial_problems
 from sweeps.protocol.promotion import promotion
 from sweeps.report.console import make_console
 from sweeps.report.live_view import LiveView
+from sweeps.report.mlflow_store import load_mlflow
 from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.limits import check_limits
 
@@ -174,6 +175,7 @@ def _sweep_name(cfg: SweepConfig, plan: Plan, selected: SweepRecord | None) -> s
 
 def _run_sweep(context: DriverContext) -> int:
     cfg, journal, record, ledger = context.cfg, context.journal, context.record, context.ledger
+    load_mlflow()
     resumed = any(t.attempts for t in record.trials.values())
     end_lost_attempts(journal)
     fetch_checkpoints(cfg, journal, context.sweep_dir, context.show)

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 _SQLITE = "sqlite:///"
 
 
+def load_mlflow() -> None:
+    """Import MLflow in the calling thread.
+
+    The main thread calls this before anything is billed. An import in another thread holds locks that the main thread
+    would wait for after Ctrl-C. A missing MLflow is reported by the delivery.
+    """
+    with suppress(ImportError):
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
 def default_uri(root: Path) -> str:
     """The tracking URI of the store in a root folder."""
     return f"{_SQLITE}{root.absolute() / 'mlflow.db'}"

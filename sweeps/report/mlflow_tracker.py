@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sweeps.journal.journal import sweep_ids
+from sweeps.report.mlflow_store import load_mlflow
 from sweeps.report.mlflow_sync import MlflowSync, first_line, load_plan
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ class MlflowTracker:
         self.experiment_id: str | None = None
 
     def start(self) -> None:
-        # MLflow imports this module in the thread; imported here first, the driver never sees it half imported.
-        import sqlalchemy.orm  # noqa: F401
-
+        load_mlflow()
         self._thread.start()
 
     def close(self, timeout_seconds: float) -> bool:
