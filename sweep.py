@@ -22,9 +22,9 @@ if __name__ == "__main__":  # before the imports below, which take a second
 
 import hydra
 
-from sweeps.config.build import build
+from sweeps.config.build import compose
 from sweeps.config.help import help_text
-from sweeps.config.overrides import check_overrides, composition_error, hydra_override
+from sweeps.config.overrides import composition_error, hydra_override
 from sweeps.config.types import ConfigError
 
 if TYPE_CHECKING:
@@ -32,14 +32,12 @@ if TYPE_CHECKING:
 
 _HYDRA_OPTIONS = {"--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
 """Options that Hydra answers itself. No stage has to be chosen for them."""
-
-_composed: list[DictConfig] = []
+_WITH_HYDRA_OPTIONS = {"--package", "-p", "--resolve"}
 
 
 @hydra.main(config_path="conf", config_name="config", version_base="1.3")
-def _compose(cfg: DictConfig) -> None:
-    """Stores the composed configuration. An error raised in here would come with Hydra's own stack frames."""
-    _composed.append(cfg)
+def _hydra(cfg: DictConfig) -> None:
+    """Hydra answers its own options and does not come here."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -53,13 +51,13 @@ def main(arguments: list[str]) -> NoReturn:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        if not _HYDRA_OPTIONS & set(arguments):
-            check_overrides([a for a in arguments if not a.startswith("-")])
-        sys.argv[1:] = [hydra_override(a) for a in arguments]
-        _compose()
-        if not _composed:  # Hydra has answered one of its own options
+        if options := {a.partition("=")[0] for a in arguments if a.startswith("-")}:
+            if unknown := options - _HYDRA_OPTIONS - _WITH_HYDRA_OPTIONS:
+                _refuse(f"there is no option {min(unknown)}; python sweep.py --help lists commands and keys")
+            sys.argv[1:] = [hydra_override(a) for a in arguments]
+            _hydra()
             sys.exit(0)
-        config = build(_composed[0])
+        config = compose(arguments)
         from sweeps.driver.driver import run  # slow to import, so a bad configuration is reported first
 
         signal.signal(signal.SIGINT, signal.default_int_handler)

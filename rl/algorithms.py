@@ -119,3 +119,22 @@ def _optimiser_problems(trial: TrialSpec) -> Iterator[str]:
         )
     if a.max_grad_norm <= 0:
         yield f"algorithm.max_grad_norm={a.max_grad_norm} must be above 0 (1.0 is usual; a large value never clips)"
+
+
+def without_effect(trial: TrialSpec) -> dict[str, str]:
+    """The keys that do nothing under the trial's other settings, each with the key that switches it off."""
+    a, model = trial.algorithm, trial.model
+    rules = (
+        (a.advantage_scale == "none", "algorithm.advantage_scale", ("algorithm.advantage_eps",)),
+        (a.kl_coef == 0, "algorithm.kl_coef", ("algorithm.kl_estimator", "algorithm.kl_placement")),
+        (a.sampler_correction == "none", "algorithm.sampler_correction", ("algorithm.sampler_correction_cap",)),
+        (
+            not a.drop_zero_variance_groups,
+            "algorithm.drop_zero_variance_groups",
+            ("algorithm.max_resample_rounds",),
+        ),
+        (a.overlong_buffer_tokens == 0, "algorithm.overlong_buffer_tokens", ("algorithm.overlong_penalty",)),
+        (a.lr_schedule == "constant", "algorithm.lr_schedule", ("algorithm.lr_final_frac",)),
+        (model.lora_rank == 0, "model.lora_rank", ("model.lora_alpha", "model.lora_targets")),
+    )
+    return {key: switch for off, switch, keys in rules if off for key in keys}

@@ -11,13 +11,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import shlex
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from rl.codec import has_text_form
+from sweeps.config.suggestions import did_you_mean, nearest_keys, quoted_text
+from sweeps.config.trial_spec import is_searchable
 from sweeps.config.types import ConfigError, SweepConfig
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 COMMAND = "python sweep.py"
 DATA_FOLDERS = ("pricing",)
 """Folders of `conf/` with data. They are not groups."""
+PRESETS = "_presets"
+"""Where Hydra stores a list of `search.space.algorithm`."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -55,19 +62,21 @@ def about(group: str, option: str) -> str:
 @cache
 def known_keys() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Every key of a configuration, and those keys under which any name is allowed."""
-    keys: list[str] = []
-    open_ended: list[str] = []
-    _collect(SweepConfig, "", keys, open_ended)
-    return tuple(keys), tuple(open_ended)
+    hints = key_hints()
+    return tuple(hints), tuple(key for key, hint in hints.items() if typing.get_origin(hint) is Mapping)
 
 
-def _collect(cls: type, prefix: str, keys: list[str], open_ended: list[str]) -> None:
+@cache
+def key_hints() -> Mapping[str, Any]:
+    """The annotation of every key of a configuration."""
+    return dict(_hints(SweepConfig, ""))
+
+
+def _hints(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
     for name, hint in typing.get_type_hints(cls).items():
-        keys.append(prefix + name)
+        yield prefix + name, hint
         if dataclasses.is_dataclass(hint) and not has_text_form(hint):
-            _collect(typing.cast(type, hint), f"{prefix}{name}.", keys, open_ended)
-        elif typing.get_origin(hint) is Mapping:
-            open_ended.append(prefix + name)
+            yield from _hints(typing.cast(type, hint), f"{prefix}{name}.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -79,21 +88,24 @@ def check_overrides(overrides: Sequence[str]) -> None:
     """Check the typed overrides.
 
     Raises:
-        ConfigError: not exactly one stage, an unknown group, option or key, or text that cannot be read.
+        ConfigError: an unknown group, option or key, text that cannot be read, or not exactly one stage: the first of
+            these. The stage is checked last, because the other checks do not depend on it.
     """
     parsed = [_parse(text) for text in overrides]
-    _check_stage([o for o in parsed if o.key_or_group == "stage"])
     for override in parsed:
-        if override.key_or_group == "stage" or override.key_or_group.split("/")[0].split(".")[0] == "hydra":
+        key = override.key_or_group
+        if key == "stage" or key.split("/")[0].split(".")[0] == "hydra":
             continue
-        if override.key_or_group in groups():
+        if key in groups():
             _check_option(override)
         else:
-            _check_key(override.key_or_group)
-        if override.is_sweep_override():
-            key, value = override.key_or_group, _value_text(override)
-            right = f"'{key}=[{value}]'" if key.startswith("search.") else f"'{key}=\"{value}\"' if it is a text"
-            raise ConfigError(f"{override.input_line} gives several values for a key that takes one; write {right}")
+            _check_key(override)
+    _check_stage([o for o in parsed if o.key_or_group == "stage"])
+
+
+def key_of(override: str) -> str:
+    """The key or group of a typed override, also where its value cannot be read."""
+    return override.partition("=")[0].lstrip("+~'\"")
 
 
 def _parse(text: str) -> Override:
@@ -105,12 +117,26 @@ def _parse(text: str) -> Override:
     except HydraException as error:
         if "=" not in text:
             near = [f"+stage={text}"] if text in options("stage") else []
-            raise ConfigError(f"{text!r} is not of the form KEY=VALUE{_did_you_mean(near)}") from error
-        key, _, value = text.partition("=")
-        raise ConfigError(
-            f"{text!r} cannot be read; lists are written {key}=[1,2], and a text with commas, quotes, brackets or ~ "
-            f"is quoted twice: '{key}=\"{value.strip(chr(34))}\"'"
-        ) from error
+            raise ConfigError(f"{text!r} is not of the form KEY=VALUE{did_you_mean(near)}") from error
+        raise ConfigError(_unreadable(text)) from error
+
+
+def _unreadable(text: str) -> str:
+    """The message for an override that Hydra's grammar does not accept, with the closest override that it accepts."""
+    key, value = key_of(text), text.partition("=")[2].strip()
+    hint = key_hints().get(key)
+    items = value.strip("[]")
+    if key not in key_hints() and not key.startswith((*(f"{k}." for k in known_keys()[1]), "search.space")):
+        return no_such_key(key)
+    if hint is None or hint is str or str in typing.get_args(hint) or hint is Any:
+        inner = value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+        return (
+            f"{text!r} cannot be read: a text with commas, quotes, brackets or ~ is quoted twice; write "
+            f"{quoted_text(key, inner)}"
+        )
+    if typing.get_origin(hint) is tuple:
+        return f"{text!r} cannot be read; write '{key}=[{items}]'"
+    return f"{text!r} cannot be read; {key} takes one value"
 
 
 def _check_stage(chosen: Sequence[Override]) -> None:
@@ -122,7 +148,7 @@ def _check_stage(chosen: Sequence[Override]) -> None:
     if names[0] not in options("stage"):
         near = difflib.get_close_matches(names[0], options("stage"), 1)
         raise ConfigError(
-            f"there is no stage {names[0]!r}{_did_you_mean(f'+stage={n}' for n in near)} "
+            f"there is no stage {names[0]!r}{did_you_mean(f'+stage={n}' for n in near)} "
             f"Valid commands:\n{stage_commands()}"
         )
     if not chosen[0].is_add() or chosen[0].is_force_add():
@@ -138,7 +164,7 @@ def _check_option(override: Override) -> None:
     if value not in options(group):
         near = difflib.get_close_matches(value, options(group), 1, cutoff=0.5)
         raise ConfigError(
-            f"there is no {group} {value!r}{_did_you_mean(f'{group}={n}' for n in near)} "
+            f"there is no {group} {value!r}{did_you_mean(f'{group}={n}' for n in near)} "
             f"There are: {', '.join(options(group))}"
         )
     if override.is_add():
@@ -147,49 +173,111 @@ def _check_option(override: Override) -> None:
         )
 
 
-def _check_key(key: str) -> None:
-    keys, open_ended = known_keys()
+def _check_key(override: Override) -> None:
+    key, (keys, open_ended) = override.key_or_group, known_keys()
+    several = _several_values(override)
     if key not in keys and not key.startswith(tuple(f"{k}." for k in open_ended)):
-        raise ConfigError(no_such_key(key))
+        raise ConfigError(no_such_key(key, several))
+    if key == "algorithm.name" and _value_text(override) in options("algorithm"):
+        name = _value_text(override)
+        raise ConfigError(f"algorithm.name={name} changes a label only, not what is trained; write algorithm={name}")
+    if several and (override.is_sweep_override() or _takes_one_value(key)):
+        raise ConfigError(
+            f"{override.input_line} gives several values for a key that takes one{_how_to_vary(key, several)}"
+        )
 
 
-def no_such_key(key: str) -> str:
-    """The message for a key that does not exist: the nearest existing key, and the keys beside it."""
+def _takes_one_value(key: str) -> bool:
+    """Whether a list can never be a value of the key."""
+    hint = key_hints().get(key, Any)
+    simple = {int, float, str, bool, *typing.get_args(typing.Optional[float])}  # noqa: UP045
+    return hint in simple or (typing.get_origin(hint) is not tuple and bool(simple & set(typing.get_args(hint))))
+
+
+def _several_values(override: Override) -> str:
+    """The typed values without brackets, `1e-4,3e-4`; empty where the override has one value."""
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+
+    value, typed = override.value(), (override.input_line or "").partition("=")[2].strip()
+    if isinstance(value, RangeSweep) or (isinstance(value, ChoiceSweep) and "(" in typed):
+        return ",".join(override.sweep_string_iterator())
+    if override.is_sweep_override():
+        return typed
+    return typed.strip("[]") if isinstance(value, list) else ""
+
+
+def _how_to_vary(key: str, values: str) -> str:
+    if typing.get_origin(key_hints().get(key)) is tuple:
+        return f"; write '{key}=[{values}]'"
+    if key == "algorithm.name":
+        return f"; write 'search.space.algorithm=[{values}]'"
+    if key_hints().get(key) is str and (not is_searchable(key) or ", " in values):
+        return f"; write {quoted_text(key, values)}"
+    if "(" in values:
+        return f"; list the values, or write search=random search.trials=8 'search.space.{key}={{low:1,high:2}}'"
+    return f"; write 'search.space.{key}=[{values}]'" if is_searchable(key) else f": {key} is the same for all trials"
+
+
+def no_such_key(key: str, several: str = "", *, prefix: str = "") -> str:
+    """The message for a key that does not exist: the nearest existing keys, and the keys beside it.
+
+    Args:
+        several: the values, where several were typed: a key that takes one is then suggested as a varied key.
+        prefix: where the key was typed, such as `search.space.`.
+    """
     keys, _ = known_keys()
-    candidates = [*keys, *groups()]
-    near = difflib.get_close_matches(key, candidates, 1, cutoff=0.75)
-    if not near:  # the right name in the wrong place
-        last = key.rsplit(".", 1)[-1]
-        near = [k for k in candidates if k.rsplit(".", 1)[-1] == last][:1]
+    near = nearest_keys(key, [k for k in (*keys, *groups()) if not prefix or is_searchable(k)])
+    if several:
+        near = [
+            f"search.space.{k}=[{several}]" if _takes_one_value(k) and is_searchable(k) else f"{k}=[{several}]"
+            for k in near
+        ]
     parent = key.rpartition(".")[0]
     siblings = [k.removeprefix(f"{parent}.") for k in keys if parent and k.rpartition(".")[0] == parent]
     there = f" {parent} has: {', '.join(siblings)}" if siblings else f" {COMMAND} --help lists the keys typed most"
-    return f"there is no key {key!r}{_did_you_mean(near)}{there}"
+    return f"there is no key '{prefix}{key}'{did_you_mean(f'{prefix}{k}' for k in near)}{there}"
 
 
 def hydra_override(override: str) -> str:
-    """The override as Hydra accepts it. `search.space` is empty in `conf/`, so Hydra needs plus signs for its keys."""
+    """The override as Hydra accepts it. `search.space` is empty in `conf/`, so Hydra needs plus signs for its keys.
+
+    A list of presets and `search.space.algorithm.lr` can be typed together, so the list gets a key of its own.
+    """
+    if re.match(r"\+*search\.space\.algorithm=\s*[\[\w]", override):
+        override = override.replace("algorithm=", f"algorithm.{PRESETS}=", 1)
     return f"++{override}" if override.startswith(("search.space.", "search.space=")) else override
 
 
-def composition_error(error: Exception) -> ConfigError:
+def composition_error(error: Exception, overrides: Sequence[str] = ()) -> ConfigError:
     """An error of Hydra or OmegaConf as a message of ours. Names have been checked before, so few kinds remain."""
     text = str(error).split("\n\nSet the environment variable")[0]
+    typed = {key_of(o): o.lstrip("+~") for o in overrides}
     if found := re.match(r"Could not override '([^']+)'", text):
         key = found[1]
+        again = typed.get(key, f"{key}=...")
         if any(key.startswith(f"{k}.") for k in known_keys()[1]):
-            return ConfigError(f"{key} does not exist yet; add a new name with a plus sign: +{key}=...")
+            return ConfigError(f"{key} does not exist yet; add a new name with a plus sign: {shlex.quote(f'+{again}')}")
         group = key.split(".")[0]
-        return ConfigError(
-            f"{key} does not exist for the choice in the group {group}; it belongs to another choice of: "
-            f"{', '.join(options(group)) if group in groups() else 'none'}"
-        )
+        having = [o for o in (options(group) if group in groups() else ()) if _option_has(group, o, key)]
+        write = f"write {group}={having[0]} {shlex.quote(again)}" if having else "no choice has it"
+        return ConfigError(f"{key} does not exist for the choice in the group {group}; {write}")
     if found := re.match(r"Could not append to config\. An item is already at '([^']+)'", text):
-        return ConfigError(f"{found[1]} exists already: write {found[1]}=..., without a plus sign")
+        again = shlex.quote(typed.get(found[1], f"{found[1]}=..."))
+        return ConfigError(f"{found[1]} exists already: write {again}, without a plus sign")
     if found := re.search(r"Missing mandatory value: .*full_key: (\S+?)[;\s]", f"{text.replace(chr(10), ' ')} "):
         return ConfigError(f"{found[1]} is missing, and the chosen options need it: add {found[1]}=...")
     lines = [line.strip() for line in text.splitlines() if line.strip() and "hydra.cc" not in line]
     return ConfigError("; ".join(lines[:3]) or type(error).__name__)
+
+
+def _option_has(group: str, option: str, key: str) -> bool:
+    """Whether the file of an option has a dotted key of its group."""
+    inner: Any = yaml.safe_load((CONF_DIR / group / f"{option}.yaml").read_text())
+    for part in key.split(".")[1:]:
+        if not isinstance(inner, Mapping) or part not in inner:
+            return False
+        inner = inner[part]
+    return True
 
 
 def stage_commands() -> str:
@@ -203,8 +291,3 @@ def _value_text(override: Override) -> str:
     """The typed value without the brackets and quotes around it."""
     typed = (override.input_line or "").partition("=")[2].strip()
     return typed.strip("[]").strip("\"'")
-
-
-def _did_you_mean(near: Iterable[str]) -> str:
-    found = " or ".join(near)
-    return f"; did you mean {found}?" if found else "."

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from rl.codec import from_json, to_json
-from sweeps.config.search_space import TRIAL_KEYS
+from sweeps.config.search_space import PRESET_KEY, TRIAL_KEYS
 from sweeps.config.types import SearchConfig, SweepConfig
 
 Point = Mapping[str, Any]
@@ -25,6 +25,10 @@ def with_values(cfg: SweepConfig, values: Point) -> SweepConfig:
     Raises:
         ValueError: a value that its key cannot have; the message names the key and the type.
     """
+    if PRESET_KEY in values:
+        presets = cfg.search.space[PRESET_KEY].presets
+        cfg = replace(cfg, algorithm=presets[values[PRESET_KEY]])
+        values = {k: v for k, v in values.items() if k != PRESET_KEY}
     bodies: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, *path = key.split(".")
@@ -62,6 +66,8 @@ def value_at(cfg: SweepConfig, key: str, value: Any) -> Any:
         if (allowed and value not in allowed) or (not allowed and type(value) is not hint):
             right = f"one of {', '.join(allowed)}" if allowed else f"of type {hint.__name__}"
             raise ValueError(f"{key}={value!r} should be {right}")
+        return value
+    if key == PRESET_KEY:
         return value
     section, *path = key.split(".")
     plain: Any = to_json(getattr(with_values(cfg, {key: value}), section))

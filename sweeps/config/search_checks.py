@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from sweeps.config.axes import axes, draws, grid, grid_size, takes_ranges
-from sweeps.config.points import at_point, hint_of, value_at, with_values
+from rl.algorithms import without_effect
+from rl.spec import TrialSpec
+from sweeps.config.axes import Axis, axes, draws, grid, grid_size, takes_ranges
+from sweeps.config.points import Point, at_point, hint_of, value_at, with_values
 from sweeps.config.search_space import TRIAL_KEYS
-from sweeps.config.trial_spec import result_identity, spec_of
+from sweeps.config.trial_spec import SECTIONS, result_identity, spec_of
 from sweeps.config.types import AxisConfig, SweepConfig
 from sweeps.config.value_checks import value_problems
 
@@ -22,8 +24,6 @@ MAX_GRID_POINTS = 100_000
 MAX_POINTS_TRIED = 2_000
 """At most this many of the points that may run are tried."""
 
-SECTIONS = ("model", "task", "algorithm", "rollout", "evaluation", "trainer")
-"""Sections of the configuration that belong to a trial's specification: only their keys can be searched."""
 CHANGES_EVALUATION = (
     "evaluation.",
     *("task.kind", "task.name", "task.path", "task.params", "task.question_field", "task.answer_field"),
@@ -80,7 +80,7 @@ def _pruning(config: SweepConfig) -> Iterator[str]:
 
 def _axis(config: SweepConfig, key: str, axis: AxisConfig) -> Iterator[str]:
     where = f"search.space.{key}"
-    if key == "trainer.name" or (key not in TRIAL_KEYS and key.partition(".")[0] not in SECTIONS):
+    if key in ("trainer.name", "algorithm.name") or (key not in TRIAL_KEYS and key.partition(".")[0] not in SECTIONS):
         yield f"{where}: {_not_searchable(key)}"
         return
     search = config.search
@@ -146,8 +146,12 @@ def _values(config: SweepConfig, key: str, values: Any) -> Iterator[str]:
 
 def _identity(config: SweepConfig) -> Mapping[str, Any]:
     """What decides the result of a trial at the first value of each list."""
-    prompts, group, rule = (getattr(config.search, key)[0] for key in TRIAL_KEYS)
-    return result_identity(spec_of(config, prompts_per_step=prompts, group_size=group), adaptive_lr=rule == "clip_frac")
+    return result_identity(_spec(config), adaptive_lr=config.search.lr_scaling[0] == "clip_frac")
+
+
+def _spec(config: SweepConfig) -> TrialSpec:
+    """The specification of a trial at the first value of each list."""
+    return spec_of(config, prompts_per_step=config.search.prompts_per_step[0], group_size=config.search.group_size[0])
 
 
 def _not_searchable(key: str) -> str:
@@ -155,6 +159,11 @@ def _not_searchable(key: str) -> str:
         return "all trials of a stage have the same length, which its gate and its forecast assume"
     if key == "trainer.name":
         return "one trainer runs all trials of a sweep: choose it with trainer="
+    if key == "algorithm.name":
+        return (
+            "algorithm.name changes a label only, not what is trained; write 'search.space.algorithm=[grpo,dapo]' to "
+            "compare presets"
+        )
     if key == "search.seeds":
         return "seeds repeat each point and are not searched: write search.seeds=[0,1,2]"
     return f"{key} cannot change a trial's result"
@@ -201,6 +210,38 @@ def _points(config: SweepConfig) -> Iterator[str]:
         if found := value_problems(at_point(config, point)):
             yield f"at the point {_text(point)} of the search space: {found[0]}"
             return
+    yield from _without_effect(config, space, tried)
+
+
+def _without_effect(config: SweepConfig, space: Sequence[Axis], tried: Sequence[Point]) -> Iterator[str]:
+    """The first key that is varied where other settings switch it off: trials would be the same, and paid for twice."""
+    for point in tried:
+        of = without_effect(_spec(at_point(config, point)))
+        for key in point:
+            if key not in of:
+                continue
+            other = of[key]
+            where = f"search.space.{key}: at the point {_text(point)} of the search space {key} has no effect"
+            with_effect = [
+                value
+                for axis in space
+                if axis.key == other
+                for value in axis.choices
+                if key not in without_effect(_spec(at_point(config, {**point, other: value})))
+            ]
+            axis = next(a for a in space if a.key == key)
+            if with_effect and axis.choices:
+                yield (
+                    f"{where}; write 'search.space.{key}={{choices:{_typed(axis.choices)},"
+                    f"when:{{{other}:{_typed(with_effect)}}}}}'"
+                )
+            else:
+                yield f"{where}: set {other}, or leave {key} out of the search space"
+            return
+
+
+def _typed(values: Sequence[Any]) -> str:
+    return f"[{','.join('null' if v is None else str(v) for v in values)}]"
 
 
 def _text(point: Mapping[str, Any]) -> str:

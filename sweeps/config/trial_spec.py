@@ -28,6 +28,16 @@ _TRAINER_WITHOUT_EFFECT_ON_RESULT = (
     "keep_checkpoints",
 )
 
+SECTIONS = ("model", "task", "algorithm", "rollout", "evaluation", "trainer")
+"""Sections of the configuration that belong to a trial's specification: only their keys can be searched."""
+
+
+def is_searchable(key: str) -> bool:
+    """Whether a dotted key of a trial's specification may change the trial's result."""
+    section, _, name = key.partition(".")
+    without_effect = section == "trainer" and name in ("name", *_TRAINER_WITHOUT_EFFECT_ON_RESULT)
+    return section in SECTIONS and bool(name) and not without_effect
+
 
 def spec_of(
     cfg: SweepConfig, *, prompts_per_step: int, group_size: int, lr: float | None = None, seed: int = 0

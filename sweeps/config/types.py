@@ -107,6 +107,8 @@ class AxisConfig:
     choices: tuple[Any, ...] = ()
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """The key is varied only where each of these other varied keys has one of these values."""
+    presets: Mapping[str, AlgorithmSpec] = field(default_factory=dict)
+    """`search.space.algorithm` only: the settings of each choice, with the typed overrides of `algorithm.*`."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,10 @@ def sweep(cwd: Path, *typed: str, env: dict[str, str] | None = None) -> subproce
         (["stage=smoke"], "one plus sign"),
         (["+stage=smoke", "machine=foo"], "no machine 'foo'"),
         (["+stage=smoke", "search.group_size=1"], "2 or more"),
-        (["+stage=smoke", "trainer.simulated.crash_at_step=3"], "belongs to another choice"),
+        (
+            ["+stage=smoke", "trainer.simulated.crash_at_step=3"],
+            "write trainer=simulated trainer.simulated.crash_at_step=3",
+        ),
         (["--multirun", "+stage=smoke"], "search.seeds=[0,1,2]"),
     ],
 )

@@ -9,8 +9,12 @@ from sweeps.planning.plan import make_plan
 from tests.sweeps.search_spaces import KL_COEF_WHEN, KL_PLACEMENT, LR_RANGE, smoke
 
 REFUSED = [
-    (["search.space.algorithm.lrr=[1,2]"], ("no key 'algorithm.lrr'", "did you mean algorithm.lr?")),
-    (["search.space.algorithm=[1,2]"], ("algorithm is a group of keys",)),
+    (
+        ["search.space.algorithm.lrr=[1,2]"],
+        ("no key 'search.space.algorithm.lrr'", "did you mean search.space.algorithm.lr?"),
+    ),
+    (["search.space.model=[1,2]"], ("model is a group of keys",)),
+    (["search.space.algorithm=[1,2]"], ("has 1", "the presets are cispo, dapo")),
     (["search.space=3"], ("should map keys",)),
     (["search.space.algorithm.lr=3e-6"], ("is one value", "algorithm.lr=3e-06")),
     (["search.space.group_size=4"], ("is one value", "search.group_size=4")),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from rl.codec import from_json
 from sweeps.config.build import canonical
-from sweeps.config.types import SweepConfig
+from sweeps.config.points import with_values
+from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.planning.plan import make_plan
-from tests.sweeps.search_spaces import KL_COEF_WHEN, KL_PLACEMENT, LR_RANGE, smoke
+from tests.sweeps.search_spaces import KL_COEF_WHEN, KL_PLACEMENT, LR_RANGE, ONE_POINT, smoke
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,53 @@ def test_a_search_space_can_be_typed_in_several_ways(typed: list[str]):
 def test_a_configuration_with_a_search_space_survives_json():
     cfg = smoke("search=optuna", LR_RANGE, KL_PLACEMENT, KL_COEF_WHEN)
     assert from_json(SweepConfig, canonical(cfg)).search == cfg.search
+
+
+def test_a_choice_of_presets_varies_all_settings_of_the_algorithm_together():
+    typed = ["search.space.algorithm=[grpo,dapo]", "algorithm.kl_coef=0.02", *ONE_POINT]
+    cfg = smoke(*typed)
+    plan = make_plan(cfg)
+    alone = [
+        make_plan(smoke(f"algorithm={n}", "algorithm.kl_coef=0.02", *ONE_POINT)).trials[0] for n in ("grpo", "dapo")
+    ]
+    assert [t.trial_id for t in plan.trials] == [t.trial_id for t in alone]
+    assert [with_values(cfg, t.overrides).algorithm.clip_eps_high for t in plan.trials] == [0.2, 0.28]
+    assert {with_values(cfg, t.overrides).algorithm.kl_coef for t in plan.trials} == {0.02}
+
+
+def test_a_choice_of_presets_survives_json_and_combines_with_another_key():
+    cfg = smoke("search.space.algorithm=[grpo,dapo]", "search.space.algorithm.lr=[1e-5,2e-5]", *ONE_POINT)
+    back = from_json(SweepConfig, canonical(cfg))
+    assert back.search == cfg.search
+    assert make_plan(back).size == 4
+
+
+def test_a_single_preset_and_an_unknown_one_are_answered():
+    with pytest.raises(ConfigError, match=r"did you mean 'search\.space\.algorithm=\[grpo,dapo\]'"):
+        smoke("search.space.algorithm=[grpo,dapoo]")
+    with pytest.raises(ConfigError, match=r"write 'search\.space\.algorithm=\[grpo,dapo\]'"):
+        smoke("search.space.algorithm.name=[grpo,dapo]")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["search.space.algorithm.sampler_correction_cap=[2,3]"],
+        ["search.space.algorithm.kl_placement=[loss,reward]", "algorithm.kl_coef=0"],
+        ["search.space.algorithm.kl_placement=[loss,reward]", "search.space.algorithm.kl_coef=[0.0,0.1]"],
+        ["search.space.model.lora_alpha=[8,16]"],
+        ["search.space.algorithm.overlong_penalty=[1,2]"],
+        ["search.space.algorithm.lr_final_frac=[0,0.1]"],
+    ],
+    ids=" ".join,
+)
+def test_a_key_without_effect_under_the_other_settings_is_refused_where_it_is_varied(typed: list[str]):
+    with pytest.raises(ConfigError, match="has no effect"):
+        smoke(*typed)
+
+
+def test_the_suggested_condition_leaves_out_the_points_without_effect():
+    with pytest.raises(ConfigError) as refused:
+        smoke("search.space.algorithm.kl_placement=[loss,reward]", "search.space.algorithm.kl_coef=[0.0,0.1]")
+    (suggested,) = shlex.split(str(refused.value).partition("write ")[2])
+    assert make_plan(smoke(suggested, "search.space.algorithm.kl_coef=[0.0,0.1]", *ONE_POINT)).size == 3

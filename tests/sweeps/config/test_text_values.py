@@ -79,7 +79,7 @@ WRONG = [
     ("machine.down=3", "machine.down=3: write stop, terminate, shutdown or a command"),
     ("machine.deadman=15m", "machine.deadman=15m needs machine.down"),
     ("machine.down=stop", "machine.down=stop works with machine.provider=aws only, and this is own"),
-    ("budget.trial_limit=3", "'budget.trial_limit=12.10 USD'"),
+    ("budget.trial_limit=3", "'budget.trial_limit=3.00 USD'"),
     ("budget.month_limit=3.5", "budget.month_limit=3.5 has no currency"),
     ("budget.stage_limit=0 USD", "budget.stage_limit=0 USD should be above 0"),
     ("budget.trial_bound=1 2 USD", "budget.trial_bound=1 2 USD: '1 2 USD' is not an amount and a currency"),
