@@ -3,7 +3,7 @@
 A setting at its default is left out, so a new key with a default changes no trial id and closes no gate, and a journal
 that was written before the key existed has the same identity as one that was written after.
 
-Rules for whoever changes `rl/spec.py`:
+Rules for changes of `rl/spec.py`:
 - A new key needs a default that keeps the behaviour of before.
 - Where a default changes, `FORMER_DEFAULTS` gets the key with its first default: that value stays left out, and the new
   default becomes part of the identity.

@@ -37,7 +37,7 @@ def judge_gate(context: DriverContext) -> GateVerdict:
 def put_back(ledger: Ledger, error: StoreError) -> StoreError:
     """Restore a ledger that was deleted while the sweep ran; the error, with where its content is now.
 
-    Other errors are returned as they are, as is one that says so already.
+    Other errors, and one that names that place already, are returned unchanged.
     """
     if not isinstance(error, LedgerRemovedError) or error.__cause__ is not None:
         return error

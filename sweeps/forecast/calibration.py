@@ -62,7 +62,7 @@ def calibrated(cfg: SweepConfig, plan: Plan, show: Callable[[str], None]) -> Ste
         )
         return step_time(from_json(Calibration, json.loads(done.stdout)), cfg)
     except (subprocess.SubprocessError, OSError, ValueError):
-        return None  # the plan is a plan: whatever is wrong is found, and said, when the trials are built
+        return None  # building the trials reports what is wrong
 
 
 def step_time(found: Calibration, cfg: SweepConfig) -> StepTime:

@@ -48,8 +48,8 @@ def release(
 ) -> str:
     """Release the machine if no data is lost with it and no other sweep uses it; a sentence on the outcome.
 
-    A ledger that can be read and not written, as on a full disk, does not keep the machine: the sentence says what to
-    record later.
+    The machine is released even if the ledger cannot be written, as on a full disk: the sentence then names what to
+    record by hand.
 
     Args:
         unsaved: the sweep's files that exist on this machine only.

@@ -24,7 +24,7 @@ from sweeps.protocol.promotion import promotion, recipe_hash
 
 @dataclass(frozen=True)
 class NewerAlgorithm(AlgorithmSpec):
-    """The section `algorithm` after somebody has added a key."""
+    """The section `algorithm` with a new key."""
 
     made_up: str = "off"
 

@@ -52,7 +52,7 @@ def test_a_trial_that_can_be_built_has_no_problems(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "texts"),
     [
         (["search.prompts_per_step=[16]"], ("search.prompts_per_step=16", "10 distinct training questions")),
         (["rollout.max_prompt_tokens=1"], ("rollout.max_prompt_tokens=1",)),
@@ -64,10 +64,10 @@ def test_a_trial_that_can_be_built_has_no_problems(folder: Path):
     ],
     ids=["few questions", "long prompt", "context", "columns", "no module", "reward", "LoRA targets"],
 )
-def test_each_kind_of_refusal_is_found_from_the_configuration_and_names_its_key(folder: Path, overrides, words):
+def test_each_kind_of_refusal_is_found_from_the_configuration_and_names_its_key(folder: Path, overrides, texts):
     found = "\n".join(problems(*MINE, *MODEL, *overrides))
-    for word in words:
-        assert word in found, found
+    for text in texts:
+        assert text in found, found
 
 
 def test_all_problems_are_reported_at_once(folder: Path):
@@ -75,8 +75,8 @@ def test_all_problems_are_reported_at_once(folder: Path):
     typed = (*MINE, *MODEL, "search.prompts_per_step=[16]", "task.system_prompt=Think")
     with pytest.raises(ConfigError) as refused:
         run(compose(["+stage=smoke", *typed, "dry_run=true", f"paths.root={folder / 'runs'}"]))
-    for word in ("search.prompts_per_step=16", "103 tokens", "task.system_prompt"):
-        assert word in str(refused.value)
+    for text in ("search.prompts_per_step=16", "103 tokens", "task.system_prompt"):
+        assert text in str(refused.value)
     assert not (folder / "runs").exists()
 
 
@@ -98,16 +98,16 @@ def test_an_8b_on_a_24_gib_card_is_refused_with_what_would_fit_and_with_every_mi
     typed = ["+stage=smoke", "task=gsm8k", f"task.path={path}", "task.eval_questions=8", "machine=rtx4090", "model=hf"]
     with pytest.raises(ConfigError) as refused:
         run(compose([*typed, f"model.path={folder / '8b'}", "dry_run=true", f"paths.root={folder / 'runs'}"]))
-    for words in ("does not fit", "GiB too much", "what fits: ", "machine=", "no tokenizer", "no weights"):
-        assert words in str(refused.value)
+    for text in ("does not fit", "GiB too much", "what fits: ", "machine=", "no tokenizer", "no weights"):
+        assert text in str(refused.value)
     assert "x8" not in str(refused.value)  # a machine with more cards has no larger card
 
 
 def test_the_multi_stage_is_refused_in_a_dry_run_as_it_is_in_a_run(folder: Path, capsys):
     with pytest.raises(ConfigError) as refused:
         run(compose(["+stage=multi", "dry_run=true", f"paths.root={folder / 'runs'}"]))
-    for words in ("8 cards", "trainer=simulated", "search.cards_per_trial=1"):
-        assert words in str(refused.value)
+    for text in ("8 cards", "trainer=simulated", "search.cards_per_trial=1"):
+        assert text in str(refused.value)
     assert "lambda-h100x8" in capsys.readouterr().out  # the plan and its price are printed first
     assert (
         run(compose(["+stage=multi", "trainer=simulated", "dry_run=true", f"paths.root={folder / 'runs'}"])) == EXIT_OK
