@@ -77,6 +77,9 @@ class Scorer:
         self._workers: list[_Worker] = []
         self._restarts: list[WorkerRestart] = []
         self._logged: set[str] = set()
+        self._warm_up: str | None = None
+        """An answer of the task, which a new worker scores before its deadlines count; None: no warm-up."""
+        self._may_warm_up = user_scorer is not None or spec.scorer == "math_verify"
         self._local = user_scorer is None and spec.scorer in IN_PROCESS and not spec.format_pattern
 
     def __enter__(self) -> Scorer:
@@ -140,6 +143,8 @@ class Scorer:
         """Score (completion, answer) pairs. Each idle worker gets one; its deadline starts at that moment."""
         if not items:
             return []
+        if self._may_warm_up:
+            self._warm_up = items[0][1]
         while len(self._workers) < min(self._spec.reward_workers, len(items)):
             self._workers.append(self._start())
         results: list[dict[str, float] | str] = [""] * len(items)
@@ -163,6 +168,23 @@ class Scorer:
         return results
 
     def _start(self) -> _Worker:
+        """A new worker that has scored one answer of the task against itself, whatever the result.
+
+        Many scorers import their libraries or load their data in the first call. That call has the deadline of a start,
+        since the deadline of a completion would end each new worker in its first call. A worker that ends or hangs in
+        the warm-up is replaced by one without warm-up: its scorer fails completion by completion.
+        """
+        worker = self._start_cold()
+        if self._warm_up is None:
+            return worker
+        worker.send({"completion": self._warm_up, "answer": self._warm_up, "timeout_seconds": START_SECONDS})
+        if _wait([worker], {0: (0, time.monotonic() + START_SECONDS)})[0] is not None:
+            return worker
+        worker.kill()
+        self._may_warm_up, self._warm_up = False, None
+        return self._start_cold()
+
+    def _start_cold(self) -> _Worker:
         worker = _Worker()
         worker.send(
             {

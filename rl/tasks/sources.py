@@ -9,11 +9,14 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
+import numbers
 import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +208,7 @@ def resolve(name: str, what: str) -> Any:
         sys.path.append(str(Path.cwd()))  # the user's module is in the current folder
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # the import runs user code
+    except (Exception, SystemExit) as error:  # the import runs user code
         raise ConfigurationError(f"{what}={name!r}: cannot import {module_name}: {_text(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -222,7 +225,7 @@ def _module(spec: TaskSpec) -> SourceRows:
         if isinstance(made, tuple) and len(made) == 2 and callable(made[1]):
             made, scorer = made
         records = list(made)
-    except Exception as error:  # user code
+    except (Exception, SystemExit) as error:  # user code
         raise ConfigurationError(f"{spec.name} with {dict(spec.params)} failed: {_text(error)}") from error
     rows = _parse_all(spec, ((f"{spec.name}, item {i}", r) for i, r in enumerate(records)))
     return SourceRows(rows, user_scorer=_scorer_name(spec, scorer) if scorer else None)
@@ -238,7 +241,7 @@ def _scorer_name(spec: TaskSpec, scorer: Any) -> str:
     return name
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -262,6 +265,7 @@ def _parse(spec: TaskSpec, where: str, record: Any) -> SourceRow:
         return SourceRow(_chat(question, where), _answer(answer, where), where)
     if not isinstance(question, str) or not question.strip():
         raise ConfigurationError(f"{where}: {spec.question_field}={question!r} should be a text that is not empty")
+    _check_unicode(question, "question", where)
     return SourceRow(({"role": "user", "content": question},), _answer(answer, where), where)
 
 
@@ -297,6 +301,7 @@ def _chat(messages: Any, where: str) -> tuple[Mapping[str, str], ...]:
     for message in messages:
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise ConfigurationError(f"{where}: the chat message {message!r} should have a `role` and a `content`")
+        _check_unicode(message["content"], "question", where)
     if messages[-1]["role"] != "user":
         raise ConfigurationError(
             f"{where}: the last chat message is the {messages[-1]['role']}'s; it should be the user's"
@@ -306,11 +311,40 @@ def _chat(messages: Any, where: str) -> tuple[Mapping[str, str], ...]:
 
 def _answer(answer: Any, where: str) -> str:
     """The answer as text. Of a solution in GSM8K's format, the part after `####`."""
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
-        answer = str(answer)
-    if not isinstance(answer, str):
+    text = answer if isinstance(answer, str) else _number_text(answer)
+    if text is None:
         raise ConfigurationError(f"{where}: the answer {answer!r} should be a text or a number")
-    answer = answer.rsplit("####", 1)[-1].strip()
-    if not answer:
+    _check_unicode(text, "answer", where)
+    text = text.rsplit("####", 1)[-1].strip()
+    if not text:
         raise ConfigurationError(f"{where}: the answer is empty")
-    return answer
+    return text
+
+
+def _number_text(value: Any) -> str | None:
+    """A finite number as text, without exponent: 3e16 as 30000000000000000. None for anything else.
+
+    Numbers are those of Python, numpy, `decimal` and `fractions`.
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, numbers.Rational):  # whole numbers, and fractions as 3/4
+        return str(value)
+    if not isinstance(value, numbers.Real | Decimal) or not math.isfinite(value):
+        return None
+    text = str(value)  # the shortest text that gives the same number, also for numpy's narrow types
+    return format(Decimal(text), "f") if "e" in text.lower() else text
+
+
+def _check_unicode(text: str, what: str, where: str) -> None:
+    """
+    Raises:
+        ConfigurationError: `text` contains half of a surrogate pair, which no encoding of Unicode can store.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"{where}: the {what} has a lone surrogate ({text[error.start]!r} at character {error.start + 1}), which "
+            "is half of a character; write the whole character, or remove it"
+        ) from error

@@ -52,7 +52,7 @@ def main() -> None:
         reply({"ready": True})
         for line in requests:
             request = json.loads(line)
-            end_me_after(setup["timeout_seconds"])
+            end_me_after(request.get("timeout_seconds", setup["timeout_seconds"]))
             try:
                 result: dict[str, Any] = {"raw": score(request["completion"], request["answer"])}
             except BaseException as error:  # SystemExit in user code is a failed score, not the end of the worker

@@ -236,6 +236,42 @@ def test_workers_are_ended_when_the_with_block_raises(user_module: Callable[[str
     scorer.close()
 
 
+SLOW_FIRST_CALL = """
+import time
+
+loaded = False
+
+def score(completion, answer):
+    global loaded
+    if not loaded:
+        time.sleep(1.5)
+        loaded = True
+    if completion == "sleep":
+        time.sleep(600)
+    return completion == answer
+"""
+
+
+def test_scorer_whose_first_call_is_slow_scores_every_completion(user_module: Callable[[str], str]) -> None:
+    with Scorer(task(reward_timeout_seconds=0.75), f"{user_module(SLOW_FIRST_CALL)}:score") as scorer:
+        first = scorer.score(["a", "sleep", "a"], ["a", "a", "a"])
+        again = scorer.score(["a", "b"], ["a", "a"])
+    assert first.errors == (None, "no answer within 0.75 s", None)  # the worker after "sleep" has a slow first call too
+    assert first.acc == (1.0, 0.0, 1.0)
+    assert (again.acc, again.errors, again.restarts) == ((1.0, 0.0), (None, None), ())
+
+
+@pytest.mark.parametrize("code", ["import os\n    os._exit(3)", "raise KeyError('lost')"])
+def test_scorer_that_fails_in_every_call_starts_and_fails_completion_by_completion(
+    user_module: Callable[[str], str], code: str
+) -> None:
+    name = user_module(f"def score(completion, answer):\n    {code}")
+    with Scorer(task(), f"{name}:score") as scorer:
+        scores = scorer.score(["a", "b"], ["a", "a"])
+    assert scores.acc == (0.0, 0.0)
+    assert all(scores.errors)
+
+
 def test_built_in_scorers_start_no_process() -> None:
     with Scorer(task()) as scorer:
         scorer.score(["4"], ["4"])

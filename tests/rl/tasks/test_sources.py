@@ -6,8 +6,11 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rl.spec import ConfigurationError, TaskSpec
@@ -99,6 +102,49 @@ def test_answer_may_be_a_number(task_file: MakeTask) -> None:
     assert {q.prompt: q.answer for q in task.train} == {"a": "7", "b": "0.5"}
 
 
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (5e-05, "0.00005"),
+        (3e16, "30000000000000000"),
+        (0.1, "0.1"),
+        (72.0, "72.0"),
+        (10**30, "1" + "0" * 30),
+        (Decimal("1.50"), "1.50"),
+        (Decimal("1E+3"), "1000"),
+        (Fraction(3, 4), "3/4"),
+        (np.int64(7), "7"),
+        (np.float64(5e-05), "0.00005"),
+        (np.float32(0.1), "0.1"),
+        (np.str_("8"), "8"),
+    ],
+)
+def test_number_of_any_type_is_an_answer_in_plain_digits(
+    user_module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, answer: object, text: str
+) -> None:
+    name = user_module("value = None\ndef rows():\n    return [{'question': 'a', 'answer': value}]")
+    monkeypatch.setattr(f"{name}.value", answer)
+    assert load_task(module_task(f"{name}:rows", eval_questions=0)).train[0].answer == text
+
+
+@pytest.mark.parametrize(
+    "answer", [float("nan"), float("inf"), Decimal("NaN"), np.float64("nan"), np.bool_(True), b"1", 1j, np.arange(2)]
+)
+def test_answer_that_is_no_finite_number_is_refused_with_its_position(
+    user_module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    name = user_module("value = None\ndef rows():\n    return [{'question': 'a', 'answer': value}]")
+    monkeypatch.setattr(f"{name}.value", answer)
+    with pytest.raises(ConfigurationError, match=r"item 0: the answer .* should be a text or a number"):
+        load_task(module_task(f"{name}:rows", eval_questions=0))
+
+
+@pytest.mark.parametrize("code", ["import sys\nsys.exit(3)", "import sys\ndef f():\n    sys.exit(3)"])
+def test_user_module_that_exits_is_refused_with_its_error(user_module: Callable[[str], str], code: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"SystemExit: 3"):
+        load_task(module_task(f"{user_module(code)}:f"))
+
+
 def test_question_may_be_chat_messages(task_file: MakeTask) -> None:
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     spec = task_file([{"question": chat, "answer": "1"}], eval_questions=0, system_prompt="other")
@@ -118,6 +164,10 @@ def test_question_may_be_chat_messages(task_file: MakeTask) -> None:
         ('{"question": 5, "answer": "2"}', "line 2: question=5 should be a text"),
         ('{"question": "b", "answer": ["2"]}', r"line 2: the answer \['2'\] should be a text or a number"),
         ('{"question": "b", "answer": true}', "line 2: the answer True should be a text or a number"),
+        ('{"question": "b", "answer": NaN}', "line 2: the answer nan should be a text or a number"),
+        (r'{"question": "b\ud800", "answer": "2"}', r"line 2: the question has a lone surrogate .* at character 2"),
+        (r'{"question": "b", "answer": "\udfff"}', r"line 2: the answer has a lone surrogate .* at character 1"),
+        (r'{"question": [{"role": "user", "content": "\ud800"}], "answer": "2"}', "line 2: the question has a lone"),
         ('{"question": "b", "answer": "see #### "}', "line 2: the answer is empty"),
         ('{"question": "b", "answer": "two"}', "line 2: the answer 'two' is not a number.*exact or math_verify"),
         ('{"question": [], "answer": "2"}', "line 2: the prompt should be a list of chat messages"),
