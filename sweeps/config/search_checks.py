@@ -14,9 +14,10 @@ from typing import Any, get_args
 from rl.algorithms import without_effect
 from rl.spec import TrialSpec
 from sweeps.config.axes import Axis, axes, draws, grid, grid_size, takes_ranges
+from sweeps.config.identity import SECTIONS
 from sweeps.config.points import Point, at_point, hint_of, value_at, with_values
 from sweeps.config.search_space import TRIAL_KEYS
-from sweeps.config.trial_spec import SECTIONS, result_identity, spec_of
+from sweeps.config.trial_spec import result_identity, spec_of
 from sweeps.config.types import AxisConfig, SweepConfig
 from sweeps.config.value_checks import value_problems
 

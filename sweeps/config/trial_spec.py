@@ -28,9 +28,6 @@ _TRAINER_WITHOUT_EFFECT_ON_RESULT = (
     "keep_checkpoints",
 )
 
-SECTIONS = ("model", "task", "algorithm", "rollout", "evaluation", "trainer")
-"""Sections of the configuration that belong to a trial's specification: only their keys can be searched."""
-
 
 def is_searchable(key: str) -> bool:
     """Whether a dotted key of a trial's specification may change the trial's result."""
