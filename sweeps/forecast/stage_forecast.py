@@ -51,7 +51,7 @@ class LeaseTerms:
 
 @dataclass(frozen=True)
 class StageForecast:
-    """A stage on one machine. `problem` says why the work cannot be done there; `forecast` is None then."""
+    """A stage on one machine. `problem`: why the work cannot be done there, if so; `forecast` is None then."""
 
     machine: str
     cards: int

@@ -1,7 +1,7 @@
 """The rules of a gate: a small closed language over the curves of a trial, and what a rule finds.
 
 A rule compares an aggregate of the newest window of one curve with a constant, or with the same trial's best or first
-window. Its severity says what a failure does: `stop` ends the trial while it runs, `close` closes the gate after the
+window. Its severity decides what a failure does: `stop` ends the trial while it runs, `close` closes the gate after the
 stage, `warn` is printed. docs/diagnosis.md explains the language with examples; the rules of each stage are in
 `conf/gate/rules/`, and `sweeps/protocol/gate_rule_files.py` reads them.
 
@@ -125,7 +125,7 @@ class RuleProgress:
     failed: bool = False
     """Whether the rule fails after the last row so far."""
     stopped_at: int | None = None
-    """The step at which the rule failed for the first time, whatever came later."""
+    """The step at which the rule failed for the first time, even if it passed later."""
     failed_since: int | None = None
     """The first step of the window with which the present run of failures began."""
     _rolling: RollingWindow = field(init=False)

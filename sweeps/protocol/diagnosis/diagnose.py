@@ -1,6 +1,6 @@
 """From the curves of one run to named findings. Pure: no I/O, no heavy import.
 
-Every check says which curves it needs. Where one of them is missing, the finding is listed as not judged, with the
+Every check lists the curves that it needs. If one of them is missing, the finding is reported as not judged, with the
 reason; it is never taken for absent.
 """
 

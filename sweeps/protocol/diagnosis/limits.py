@@ -41,7 +41,7 @@ class Limits:
     kl_growth: float = 4.0
     """Times the KL of the run's second quarter, in its last window. Steady growth gives 2.3."""
     kl_floor: float = 0.05
-    """Nats per token. Less than this is small, whatever its growth."""
+    """Nats per token. Less than this is small, even if it grows."""
     kl_large: float = 0.5
     """Nats per token. From here on KL is large ..."""
     kl_large_growth: float = 10.0

@@ -52,7 +52,7 @@ def compare_evaluations(first: Evaluation, last: Evaluation) -> EvaluationChange
 
 @dataclass(frozen=True)
 class Reading:
-    """A run and the limits that it is judged by. Every method returns None where the curve has too little to say."""
+    """A run and the limits that it is judged by. Every method returns None where the curve has too few values."""
 
     run: RunCurves
     limits: Limits
