@@ -199,12 +199,13 @@ def _training(model: Architecture, spec: TrialSpec, batch: _Batch) -> dict[str, 
         whole_layers, inputs = 1, model.layers * batch.tokens * model.hidden * FP32
     in_flight = batch.tokens * (model.hidden + 2 * model.mlp_width) * _width(spec)
     tied = model.head_parameters * FP32 if model.tied and not spec.model.lora_rank else 0
+    head = _head_bytes(model, spec, batch)
     start = {
         "gradients": gradients if batch.per_update > 1 else 0,
-        "activations": inputs + whole_layers * layer.activations + in_flight,
+        "activations": inputs + whole_layers * layer.activations + max(0, in_flight - head),  # the head is done first
         "masks": whole_layers * layer.masks,
         "weights in bf16": _weight_casts(model, spec),
-        "head": _head_bytes(model, spec, batch),
+        "head": head,
     }
     end = {"gradients": gradients + tied, "activations": layer.activations + in_flight, "masks": layer.masks}
     return max(start, end, key=lambda sizes: sum(sizes.values()))

@@ -8,7 +8,7 @@ Tested in tests/rl/memory/test_verdict.py.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -95,7 +95,7 @@ def judge(
             model,
             spec,
             device=card.device,
-            engine=engine,
+            engine=engine if spec.rollout.engine == "auto" else spec.rollout.engine,
             prompt_tokens=prompt_tokens,
             card_bytes=int(card.memory_gib * GIB),
         )
@@ -106,21 +106,24 @@ def judge(
     found = use(spec, card)
     if found.peak_bytes <= card.usable_bytes:
         return Verdict(card, found, model.parameters, ())
-    suggestions = [text for text, changed in _changes(spec, prompt_tokens) if fits(changed, card)][:MOST_SETTINGS]
+    changes = list(_changes(spec, engine, prompt_tokens))
+    suggestions = [text for text, changed in changes if fits(changed, card)][:MOST_SETTINGS]
     larger = sorted((c for c in other_cards if c.device == card.device), key=lambda c: (c.memory_gib, c.machine))
-    suggestions += _machines(spec, larger, fits, prompt_tokens)
+    suggestions += _machines([("", spec), *changes], larger, fits)
     return Verdict(card, found, model.parameters, tuple(suggestions))
 
 
-def _machines(spec: TrialSpec, larger: Sequence[Card], fits, prompt_tokens: int | None) -> list[str]:
-    """The smallest cards that fit: with the settings as they are, else with the fewest changes."""
-    for change, changed in [("", spec), *_changes(spec, prompt_tokens)]:
+def _machines(
+    changes: Sequence[tuple[str, TrialSpec]], larger: Sequence[Card], fits: Callable[[TrialSpec, Card], bool]
+) -> list[str]:
+    """The smallest cards that fit, with the first of the changes that fits any."""
+    for change, changed in changes:
         if found := [f"machine={c.machine} {change}".strip() for c in larger if fits(changed, c)]:
             return found[:MOST_MACHINES]
     return []
 
 
-def _changes(spec: TrialSpec, prompt_tokens: int | None) -> Iterator[tuple[str, TrialSpec]]:
+def _changes(spec: TrialSpec, engine: str, prompt_tokens: int | None) -> Iterator[tuple[str, TrialSpec]]:
     """Overrides that need less memory, and the specification with them: those that change results the least first."""
     row = (prompt_tokens or spec.rollout.max_prompt_tokens) + spec.rollout.max_completion_tokens
     tokens = max(row, LEAST_MICRO_BATCH_TOKENS)
@@ -131,6 +134,8 @@ def _changes(spec: TrialSpec, prompt_tokens: int | None) -> Iterator[tuple[str, 
         same_result.append({"trainer.gradient_checkpointing": True})
     if spec.rollout.max_batch_completions > 4 * spec.group_size:
         same_result.append({"rollout.max_batch_completions": 4 * spec.group_size})
+    if engine == "vllm":
+        same_result.append({"rollout.engine": "transformers"})
     precision: dict[str, object] = {"trainer.precision": "bf16"} if spec.trainer.precision != "bf16" else {}
     lora: dict[str, object] = {} if spec.model.lora_rank else {"model.lora_rank": SUGGESTED_LORA_RANK}
     bases = [{}, *([precision] if precision else []), *([precision | lora] if lora else [])]

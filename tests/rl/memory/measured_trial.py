@@ -50,7 +50,7 @@ def trial(body: dict[str, Any], folder: Path) -> Any:
         rollout=RolloutSpec(engine="transformers", max_prompt_tokens=PROMPT_WORDS, max_completion_tokens=40),
         evaluation=EvaluationSpec(),
         trainer=TrainerSpec(
-            device="cpu", precision="fp32", micro_batch_tokens=512, logprob_chunk_tokens=256, threads=1
+            device="cpu", precision="fp32", micro_batch_tokens=512, logprob_chunk_tokens=256, threads=1, packing=False
         ),
         checkpoint_dir=str(folder / "checkpoints"),
         cache_dir=str(folder / "cache"),

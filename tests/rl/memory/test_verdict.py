@@ -127,3 +127,12 @@ def test_vllm_takes_its_share_of_the_card_and_at_least_the_weights_of_the_model(
 
     assert engine(small) == int(0.4 * 24 * GIB)
     assert engine(large) > 2 * large.parameters
+
+
+def test_where_vllm_does_not_fit_beside_the_learner_the_transformers_engine_is_suggested(small: Architecture):
+    card = Card("small", 12, "cuda")
+    verdict = judge(small, a_trial(), card, engine="vllm")
+    assert not verdict.fits
+    assert any("rollout.engine=transformers" in text for text in verdict.suggestions), str(verdict)
+    for text in verdict.suggestions:
+        assert judge(small, with_(a_trial(), text)[0], card, engine="vllm").fits, text
