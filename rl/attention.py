@@ -3,6 +3,8 @@
 A packed row needs an explicit mask. Every attention implementation takes its own form: `sdpa` takes booleans, `eager`
 takes numbers that are added to the scores, `flash_attention_2` takes no such mask. Models with a sliding window need a
 mask with that window, and models with several types of layers need one mask per type.
+
+Tested in tests/rl/test_policy.py and tests/rl/test_probe.py.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 

@@ -5,7 +5,9 @@ frozen copy of the policy in the transformers engine, AdamW with two fp32 moment
 autograd keeps for the backward pass, counted per token and layer as in V. Korthikanti et al. 2022 (arXiv:2205.05198,
 section 4.1), for SwiGLU or plain MLPs and for grouped queries.
 
-Pure: no torch, no files. Compared with measured peaks in tests/rl/memory/test_measured_peak.py.
+Pure: no torch, no files.
+
+Tested in tests/rl/memory/test_measured_peak.py.
 """
 
 from __future__ import annotations
