@@ -265,10 +265,23 @@ def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def checked_name(name: Any) -> str:
+    """A name from outside that becomes the name of a folder or a file: one part, without control characters.
+
+    Raises:
+        ValueError: the name is not safe.
+    """
+    if not is_safe(name) or "/" in name:
+        raise ValueError(f"{str(name)[:100]!r} is no safe name")
+    return name
+
+
 def is_safe(name: Any) -> bool:
-    """Whether a path stays below the folder that it is relative to."""
-    return isinstance(name, str) and all(
-        _PART_OF_A_PATH.fullmatch(part) and set(part) != {"."} for part in PurePosixPath(name).parts or ("",)
+    """Whether a path stays below the folder that it is relative to, and has printable characters only."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and all(_PART_OF_A_PATH.fullmatch(part) and set(part) != {"."} for part in PurePosixPath(name).parts or ("",))
     )
 
 

@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import shutil
+import sqlite3
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +81,9 @@ def open_archive(source: str, near: Path, *, endpoint_url: str = "", region: str
         content = Path(folder) / "content"
         content.mkdir()
         try:
-            yield OpenArchive(content, _extract(path, content))
+            names = _extract(path, content)
+            _check_sweeps_of_ledger(content / LEDGER, source)
+            yield OpenArchive(content, names)
         except (tarfile.TarError, EOFError) as error:
             raise ArchiveError(f"{source} is no complete archive of `sweeps pack`: {error}") from error
         except OSError as error:
@@ -171,10 +174,11 @@ def _checked(path: Path, manifest: bytes, found: dict[str, dict[str, int | str]]
     try:
         body = json.loads(manifest)
         rows = {row["name"]: row for row in s3_checkpoints.checked_rows(body["files"])}
-        sweeps = tuple(map(str, body["sweeps"]))
+        sweeps = tuple(map(s3_checkpoints.checked_name, body["sweeps"]))
         version = body["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArchiveError(f"{path}: its {MANIFEST} was not written by `sweeps pack`: {error!r}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else repr(error)[:200]
+        raise ArchiveError(f"{path}: its {MANIFEST} was not written by `sweeps pack`: {reason}") from error
     if version != FORMAT:
         raise ArchiveError(f"{path} has format {version}; this program reads format {FORMAT}")
     wrong = sorted(name for name in rows.keys() | found.keys() if rows.get(name) != found.get(name))
@@ -183,6 +187,18 @@ def _checked(path: Path, manifest: bytes, found: dict[str, dict[str, int | str]]
     if LEDGER not in rows:
         raise ArchiveError(f"{path} has no {LEDGER}")
     return sweeps
+
+
+def _check_sweeps_of_ledger(ledger: Path, source: str) -> None:
+    """Check the names of the sweeps in an archive's ledger: they become names of folders. Raises ArchiveError."""
+    try:
+        with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as raw:
+            query = "SELECT DISTINCT stream FROM event WHERE stream LIKE ?"
+            streams = [stream for (stream,) in raw.execute(query, (f"{STREAM_PREFIX}%",))]
+        for stream in streams:
+            s3_checkpoints.checked_name(stream.removeprefix(STREAM_PREFIX))
+    except (sqlite3.Error, ValueError) as error:
+        raise ArchiveError(f"{source}: its {LEDGER} cannot be used: {error}; nothing was unpacked") from error
 
 
 # Putting in place -----------------------------------------------------------------------------------------------------

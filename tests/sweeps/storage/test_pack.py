@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import json
 import resource
 import shutil
+import sqlite3
 import tarfile
+import tempfile
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -206,7 +210,7 @@ def rewritten(archive: Path, change: Callable[[dict[str, bytes]], list[tuple[tar
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
+    info.type, info.linkname, info.pax_headers = kind, target, {"path": name}
     return info
 
 
@@ -219,6 +223,8 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
         (member("cache/link", tarfile.SYMTYPE, "/etc/passwd"), "no plain file with a safe name"),
         (member("cache/link", tarfile.LNKTYPE, "ledger.db"), "no plain file with a safe name"),
         (member("cache/device", tarfile.CHRTYPE), "no plain file with a safe name"),
+        (member("cache/a\0b"), "no plain file with a safe name"),
+        (member("cache/a\x1b[2Jb"), "no plain file with a safe name"),
         (member("ledger.db"), "an unexpected member"),
         (member("cache/unlisted"), "differs from the manifest"),
     ],
@@ -247,9 +253,55 @@ def _newer(members: dict[str, bytes]) -> None:
     members["manifest.json"] = json.dumps({**json.loads(members["manifest.json"]), "format": 99}).encode()
 
 
+def _sweep_named(name: object) -> Callable[[dict[str, bytes]], None]:
+    def harm(members: dict[str, bytes]) -> None:
+        body = json.loads(members["manifest.json"])
+        members["manifest.json"] = json.dumps({**body, "sweeps": [*body["sweeps"], name]}).encode()
+
+    return harm
+
+
+def _deep(members: dict[str, bytes]) -> None:
+    members["manifest.json"] = b"[" * 200_000 + b"]" * 200_000
+
+
+def _no_object(members: dict[str, bytes]) -> None:
+    members["manifest.json"] = b"[1]"
+
+
+def _sweep_of_the_ledger_outside(members: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.db"
+        path.write_bytes(members["ledger.db"])
+        with Ledger.open(path) as ledger:
+            ledger.events.append("sweep:../../outside", "x", {}, "x")
+        with contextlib.closing(sqlite3.connect(path)) as raw:
+            raw.execute("PRAGMA journal_mode=DELETE")
+        members["ledger.db"] = path.read_bytes()
+        body = json.loads(members["manifest.json"])
+        for row in body["files"]:
+            if row["name"] == "ledger.db":
+                row |= {
+                    "bytes": len(members["ledger.db"]),
+                    "sha256": hashlib.sha256(members["ledger.db"]).hexdigest(),
+                }
+        members["manifest.json"] = json.dumps(body).encode()
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
+        (_sweep_named("../outside"), "no safe name"),
+        (_sweep_named("/tmp/outside"), "no safe name"),
+        (_sweep_named(".."), "no safe name"),
+        (_sweep_named("a/b"), "no safe name"),
+        (_sweep_named("a\0b"), "no safe name"),
+        (_sweep_named("a\x1b[2Jb"), "no safe name"),
+        (_sweep_named(""), "no safe name"),
+        (_sweep_named({"a": 1}), "no safe name"),
+        (_deep, "it is nested too deeply"),
+        (_no_object, "was not written by `sweeps pack`"),
+        (_sweep_of_the_ledger_outside, "no safe name"),
         (_alter, "differs from the manifest"),
         (_forget, "differs from the manifest"),
         (_no_manifest, "it is truncated, or was not written by"),
