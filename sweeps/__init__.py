@@ -1,7 +1,8 @@
 """Many runs, in stages: the only package that knows both `rl` and `cost`.
 
 Importing it switches off the telemetry of the libraries that are used, here and in the processes that are started: a
-machine that handles costs sends nothing about itself unless the user asks for it. A variable that is set already is kept.
+machine that handles costs sends nothing about itself unless the user asks for it. A variable that is set already is
+kept.
 
 Tested in tests/e2e/test_interrupt.py.
 """
