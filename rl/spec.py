@@ -110,7 +110,9 @@ class TaskSpec:
     name: str
     """reasoning_gym: the dataset's name. file: a label. module: `package.module:function`."""
     path: str | None = None
-    """file: a parquet or JSONL path, or a hub id."""
+    """file: a parquet or JSONL path, a folder with train and test, or a hub id."""
+    subset: str | None = None
+    """file: the subset of a hub data set or of its local copy, such as `main` of GSM8K."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """reasoning_gym: arguments of the dataset. module: keyword arguments of the function. Hub id: of `load_dataset`."""
     question_field: str = "question"

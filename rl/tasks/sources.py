@@ -113,22 +113,57 @@ def _file(spec: TaskSpec) -> SourceRows:
         raise ConfigurationError(
             f"task {spec.name!r}: task.path is missing; set it to a {' or '.join(SUFFIXES)} file or a folder"
         )
-    path = Path(spec.path)
+    path = Path(spec.path).expanduser()
     if not path.exists() and path.suffix not in SUFFIXES and re.fullmatch(r"[\w.-]+/[\w.-]+", spec.path):
-        return _hub(spec)
+        return load_hub(spec)
     if spec.params:
         raise ConfigurationError(f"task.params={dict(spec.params)} has no meaning for the file {path}: remove it")
     if path.is_dir():
-        parts = {s: path / f"{s}{e}" for s in ("train", "test") for e in SUFFIXES if (path / f"{s}{e}").exists()}
-        if set(parts) != {"train", "test"}:
-            raise ConfigurationError(
-                f"task.path={path} is a folder without train and test files ({' or '.join(SUFFIXES)}); add both, or "
-                "give one file"
-            )
-        return SourceRows(_parse_all(spec, _records(parts["train"])), _parse_all(spec, _records(parts["test"])))
+        parts = _split_files(path, spec.subset)
+        read = {n: [row for file in files for row in _parse_all(spec, _records(file))] for n, files in parts.items()}
+        return SourceRows(read["train"], read["test"])
     if not path.exists():
         raise ConfigurationError(f"task.path={path}: there is no such file (current folder: {Path.cwd()})")
     return SourceRows(_parse_all(spec, _records(path)))
+
+
+def _split_files(folder: Path, subset: str | None) -> dict[str, list[Path]]:
+    """The files of `train` and `test` in a folder: train.parquet, or the layout that the Hugging Face hub serves.
+
+    On the hub, a split is one file or several shards (`train-00000-of-00002.parquet`), in the folder itself, in `data`,
+    or in a folder with the name of the subset (`main/train-00000-of-00001.parquet`).
+
+    Raises:
+        ConfigurationError: no folder has both splits, or several subsets have them and none is named.
+    """
+    with_splits = {}
+    for candidate in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())):
+        parts = {split: _shards(candidate, split) for split in ("train", "test")}
+        if all(parts.values()):
+            with_splits[candidate] = parts
+    for candidate in (folder / (subset or "data"), folder):
+        if candidate in with_splits:
+            return with_splits[candidate]
+    if len(with_splits) == 1 and subset is None:
+        return next(iter(with_splits.values()))
+    if with_splits:
+        raise ConfigurationError(
+            f"task.path={folder} has the subsets {', '.join(p.name for p in with_splits)}: set task.subset to one of "
+            f"them (now {subset})"
+        )
+    raise ConfigurationError(
+        f"task.path={folder} is a folder without train and test files ({' or '.join(SUFFIXES)}); add both, or give one "
+        "file"
+    )
+
+
+def _shards(folder: Path, split: str) -> list[Path]:
+    """The files of a split in `folder` itself, in the order of their names; of several suffixes the first."""
+    for suffix in SUFFIXES:
+        whole = folder / f"{split}{suffix}"
+        if files := [whole] if whole.exists() else sorted(folder.glob(f"{split}-*{suffix}")):
+            return files
+    return []
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
@@ -157,7 +192,12 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigurationError(f"task.path={path}: the name of a task file ends in {' or '.join(SUFFIXES)}")
 
 
-def _hub(spec: TaskSpec) -> SourceRows:
+def load_hub(spec: TaskSpec) -> SourceRows:
+    """The rows of a hub data set, downloaded by the package `datasets` or from its cache.
+
+    Raises:
+        ConfigurationError: the package is not installed, or the data set cannot be loaded.
+    """
     if importlib.util.find_spec("datasets") is None:
         raise ConfigurationError(
             f"task.path={spec.path}: there is no such file. If it is a hub id, install the package `datasets`"
@@ -165,7 +205,8 @@ def _hub(spec: TaskSpec) -> SourceRows:
     import datasets
 
     try:
-        splits = datasets.load_dataset(str(spec.path), **spec.params)
+        # Some data sets, GSM8K among them, have several subsets and no default: they cannot be loaded without a name.
+        splits = datasets.load_dataset(str(spec.path), **{"name": spec.subset, **spec.params})
     except Exception as error:  # the hub's client raises exceptions of many libraries
         raise ConfigurationError(
             f"task.path={spec.path}: there is no such file, and no such data set could be loaded from the hub: {error}"

@@ -86,13 +86,15 @@ def _task(config: SweepConfig) -> Iterator[str]:
     if task.kind == "module" and not re.fullmatch(r"[\w.]+:[\w.]+", task.name):
         yield f"task.name={task.name!r} should be package.module:function, the function that returns your questions"
     if task.kind == "file":
-        path = Path(task.path or "")
+        path = Path(task.path or "").expanduser()
         if not task.path:
             yield "task.path is missing: a .parquet or .jsonl file, a folder with train and test, or a hub id"
         elif not path.exists() and (path.suffix in (".parquet", ".jsonl") or not _may_be_hub_id(task.path)):
             yield f"task.path={task.path}: there is no such file or folder (seen from {Path.cwd()})"
     elif task.path is not None:
         yield f"task.path={task.path} is used by tasks from files only, such as task=gsm8k"
+    if task.subset is not None and task.kind != "file":
+        yield f"task.subset={task.subset} is used by tasks from files only, such as task=gsm8k"
 
 
 def _rollout(config: SweepConfig) -> Iterator[str]:

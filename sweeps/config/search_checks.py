@@ -27,7 +27,8 @@ MAX_POINTS_TRIED = 2_000
 
 CHANGES_EVALUATION = (
     "evaluation.",
-    *("task.kind", "task.name", "task.path", "task.params", "task.question_field", "task.answer_field"),
+    *("task.kind", "task.name", "task.path", "task.subset", "task.params"),
+    *("task.question_field", "task.answer_field"),
     *("task.eval_questions", "task.data_seed", "task.scorer"),
 )
 """Keys that decide how a trial is evaluated. Accuracies do not compare between trials that differ in one of them."""

@@ -15,7 +15,7 @@ import pytest
 
 from rl.spec import ConfigurationError, TaskSpec
 from rl.tasks import load_task
-from rl.tasks.sources import hub_rows, read_rows
+from rl.tasks.sources import SourceRows, hub_rows, load_hub, read_rows
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
 needs_gsm8k = pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not in ../shared/data")
@@ -247,6 +247,71 @@ def test_train_and_test_files_of_a_folder_are_not_mixed(tmp_path: Path) -> None:
         ConfigurationError, match=r"11 distinct training questions \(10 not in evaluation\) and 3 for test"
     ):
         load_task(TaskSpec("file", "t", path=str(tmp_path), eval_questions=3, train_questions=11))
+
+
+HUB_CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/train-*}
+  - {split: test, path: socratic/test-*}
+---
+"""
+
+
+def hub_folder(folder: Path) -> Path:
+    """A folder with the subsets, the shards and the card of a hub data set, as the hub serves GSM8K."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for subset in ("main", "socratic"):
+        (folder / subset).mkdir(parents=True)
+        for split, shards in (("train", 2), ("test", 1)):
+            for i in range(shards):
+                rows = {"question": [f"{subset} {split} {i}"], "answer": [f"It is <<1+{i}=9>>9\n#### {i}"]}
+                path = folder / subset / f"{split}-{i:05}-of-{shards:05}.parquet"
+                pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    (folder / "README.md").write_text(HUB_CARD)
+    return folder
+
+
+def questions_of(rows: SourceRows) -> list[tuple[str, str]]:
+    assert rows.test is not None
+    return [(r.messages[0]["content"], r.answer) for r in (*rows.train, *rows.test)]
+
+
+def test_copy_of_a_hub_folder_is_read_like_the_hub_data_set_itself(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="hub data sets are read with the package `datasets`")
+    folder = hub_folder(tmp_path / "gsm8k")
+    spec = TaskSpec("file", "gsm8k", path=str(folder), subset="main")
+    expected = [("main train 0", "0"), ("main train 1", "1"), ("main test 0", "0")]
+    assert questions_of(read_rows(spec)) == expected
+    online = dataclasses.replace(spec, params={"cache_dir": str(tmp_path / "cache")})
+    assert questions_of(load_hub(online)) == expected  # the library reads a local folder by the rules of the hub
+
+
+def test_folder_with_several_subsets_needs_the_name_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="hub data sets are read with the package `datasets`")
+    folder = hub_folder(tmp_path / "gsm8k")
+    for subset in (None, "mian"):
+        spec = TaskSpec("file", "gsm8k", path=str(folder), subset=subset)
+        with pytest.raises(ConfigurationError, match=r"has the subsets main, socratic: set task.subset to one of them"):
+            read_rows(spec)
+    with pytest.raises(ConfigurationError, match="Config name is missing"):
+        load_hub(TaskSpec("file", "gsm8k", path=str(folder), params={"cache_dir": str(tmp_path / "cache")}))
+
+
+@pytest.mark.parametrize("inner", ["data", "default", ""])
+def test_folder_of_the_only_subset_needs_no_name(tmp_path: Path, inner: str) -> None:
+    folder = hub_folder(tmp_path / "all") / "main"
+    place = tmp_path / "one" / inner
+    place.parent.mkdir(exist_ok=True)
+    folder.rename(place)
+    assert questions_of(read_rows(TaskSpec("file", "t", path=str(tmp_path / "one"))))[0] == ("main train 0", "0")
 
 
 def test_splits_of_a_hub_data_set_are_used() -> None:
