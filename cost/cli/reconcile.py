@@ -1,4 +1,4 @@
-"""`python -m cost reconcile BILL.csv`: the bill against the books, on the command line.
+"""`python -m cost reconcile BILL.csv`: compare a bill with the ledger, and correct the ledger.
 
 Tested in tests/cost/bills/test_reconcile.py.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cost.bills.differences import Reconciliation
 
 SHOWN = 20
-"""How many missing resources the terminal shows."""
+"""Number of missing resources that the terminal shows."""
 
 
 def reconcile(
@@ -25,18 +25,18 @@ def reconcile(
     column_map: Annotated[
         str, typer.Option("--map", help="Column map in conf/pricing/bills; default: the one that fits.")
     ] = "",
-    apply: Annotated[bool, typer.Option("--apply", help="True the ledger up by correcting entries.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Correct the ledger to the bill.")] = False,
     over_hand: Annotated[
-        bool, typer.Option("--over-hand", help="With --apply: also against entries made with `cost correct`.")
+        bool, typer.Option("--over-hand", help="With --apply: also cancel entries made with `cost correct`.")
     ] = False,
     root: Root = DEFAULT_ROOT,
     db: Db = None,
     pricing: Pricing = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a provider's bill with the books, per lease and day, and say why they differ.
+    """Compare a provider's bill with the ledger, per lease and day, and explain the differences.
 
-    Exits 0 when they agree or were trued up, 1 when they differ.
+    Exits 0 if they agree or the ledger was corrected, 1 if they differ.
     """
     from cost.bills import reconcile as rec
     from cost.bills import true_up
@@ -57,14 +57,14 @@ def reconcile(
             named = ", ".join(f"{c.lease.lease_id} {c.when} {c.kind} {pico_text(c.by_hand_pico)}" for c in against)
             raise LedgerError(
                 f"nothing was written: entries made with `cost correct` are not on this bill in that amount ({named}). "
-                "Take them back as well with --over-hand, or wait for the bill that has them"
+                "Cancel them with --over-hand, or wait for the bill that has them"
             )
         written = true_up.apply(ledger, book, done, now) if apply else []
     if as_json:
         print_json(body(done, written))
     else:
         _print(done, len(written), apply)
-    # A commitment is entered and a price is added by hand: neither is corrected.
+    # A missing commitment or price must be entered by hand: no correction replaces it.
     unsettled = any(not c.settled for c in done.comparisons)
     open_points = bool(done.missing or done.unbilled or unsettled)
     if open_points or (not apply and not done.agrees):
@@ -72,7 +72,7 @@ def reconcile(
 
 
 def body(done: Reconciliation, written: list) -> dict[str, Any]:
-    """The reconciliation as JSON: amounts are exact decimal texts."""
+    """The reconciliation as JSON, with exact amounts as decimal texts."""
     from cost.bills.differences import sums_by_resource
     from cost.bills.reader import summary
     from cost.money import pico_text
@@ -129,8 +129,8 @@ def _print(done: Reconciliation, written: int, applied: bool) -> None:
         amounts = [str(rounded(pico, 4)) for pico in (c.bill_pico, c.ledger_pico, c.difference)]
         why = "; ".join(f"{x.name} {rounded(x.pico, 4)}" for x in c.causes)
         rows.append((c.lease.lease_id, c.when, c.kind, *amounts, c.lease.currency, why))
-    columns = ("lease", "when", "what", "bill", "books", "difference", "", "causes")
-    print(table_text(columns, rows, right=("bill", "books", "difference")).rstrip("\n"))
+    columns = ("lease", "when", "what", "bill", "ledger", "difference", "", "causes")
+    print(table_text(columns, rows, right=("bill", "ledger", "difference")).rstrip("\n"))
     for c in done.comparisons:
         for x in c.causes:
             print(f"  {c.lease.lease_id} {c.when}: {x.name} {rounded(x.pico, 6)} {c.lease.currency}: {x.text}")
@@ -155,12 +155,12 @@ def _print(done: Reconciliation, written: int, applied: bool) -> None:
             if lease.lease_id.startswith("commitment:")
             else f"lease {lease.lease_id}"
         )
-        print(f"  not on the bill: {what}, {rounded(pico, 4)} {lease.currency} in the books")
+        print(f"  not on the bill: {what}, {rounded(pico, 4)} {lease.currency} in the ledger")
     for note in done.notes:
         print(f"  rate: {note}")
     if applied:
-        print(f"{written} correcting entries written")
+        print(f"{written} corrections written")
     elif done.agrees:
-        print("bill and books agree")
+        print("bill and ledger agree")
     elif any(c.difference for c in done.comparisons):
-        print("true the books up with: python -m cost reconcile BILL --apply")
+        print("correct the ledger with: python -m cost reconcile BILL --apply")

@@ -481,7 +481,7 @@ ROW_KEYS = PriceRow.__dataclass_fields__.keys()
 
 
 def test_the_command_exits_0_when_bill_and_books_agree_and_1_when_they_differ(command):
-    assert "bill and books agree" in command(f"i-1,{HELD},128.00,USD,")
+    assert "bill and ledger agree" in command(f"i-1,{HELD},128.00,USD,")
     text = command(f"i-1,{HELD},112.00,USD,", f"i-9,{HELD},5,USD,", code=1)
     assert "price -16" in text
     assert "missing lease: i-9 for 5.0000 USD (bill.csv line 3)" in text
@@ -492,7 +492,7 @@ def test_the_command_exits_0_when_bill_and_books_agree_and_1_when_they_differ(co
 
 def test_the_command_trues_the_books_up_once(command, books):
     written = {(row[0], row[1]) for row in books.costs()}
-    assert f"{len(written)} correcting entries written" in command(f"i-1,{HELD},112.00,USD,", arguments=("--apply",))
+    assert f"{len(written)} corrections written" in command(f"i-1,{HELD},112.00,USD,", arguments=("--apply",))
     found = json.loads(command(f"i-1,{HELD},112.00,USD,", arguments=("--apply", "--json")))
     assert (found["agrees"], found["corrections_written"]) == (True, 0)
     assert sum(books.costs().values()) == 112
