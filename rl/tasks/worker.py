@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rl.tasks.scorers import SCORERS
+from rl.tasks.scorers import SCORERS, after_thinking
 
 START_SECONDS = 120.0
 """Deadline for the start of a worker, import of the user's module included."""
@@ -84,7 +84,7 @@ def make_scorer(scorer: str, user_scorer: str | None, format_pattern: str) -> Ca
             importlib.import_module("math_verify")  # takes seconds, which would count against the first deadline
 
     def score(completion: str, answer: str) -> dict[str, float]:
-        value = function(completion, answer)
+        value = function(completion if user_scorer else after_thinking(completion), answer)
         raw = {str(n): _unit(v, n) for n, v in (value if isinstance(value, Mapping) else {"correct": value}).items()}
         if pattern:
             raw["format"] = float(pattern.search(completion) is not None)

@@ -62,6 +62,21 @@ def test_scorer_returns_correctness_and_format() -> None:
     assert score("it is 42", "42") == {"correct": 0.0, "format": 0.0}
 
 
+@pytest.mark.parametrize("scorer", ["number", "exact", "math_verify"])
+def test_answer_is_looked_for_after_the_thinking_and_not_in_thinking_that_was_cut(scorer: str) -> None:
+    score = make_scorer(scorer, None, "")
+    assert score("<think>maybe 11</think>\n12", "12") == {"correct": 1.0}
+    assert score("maybe 11 #### 11</think>12", "12") == {"correct": 1.0}  # the template opened the thinking
+    assert score("<think>12", "12") == {"correct": 0.0}
+    assert score("<think>a</think>12<think>12", "12") == {"correct": 0.0}
+    assert score("<think>12</think>", "12") == {"correct": 0.0}
+
+
+def test_user_scorer_gets_the_thinking_too(user_module: Callable[[str], str]) -> None:
+    name = user_module("def score(c, a):\n    return '<think>' in c\n")
+    assert make_scorer("number", f"{name}:score", "")("<think>12", "12") == {"correct": 1.0}
+
+
 def test_scorer_without_pattern_has_no_format_reward() -> None:
     assert make_scorer("number", None, "")("it is 42", "42") == {"correct": 1.0}
 
