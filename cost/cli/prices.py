@@ -163,3 +163,31 @@ def add_price(
             print(json.dumps(row_body(row), indent=1))
             return
         print(f"added to {add_row(folder, row)}")
+
+
+@prices_app.command("add-rate")
+def add_exchange_rate(
+    base: Annotated[str, typer.Argument(help="Currency of which one unit is priced, such as EUR.")],
+    quote: Annotated[str, typer.Argument(help="Currency of the rate, such as USD.")],
+    rate: Annotated[str, typer.Argument(help="Units of the second currency for one of the first, such as 1.1761.")],
+    source: Annotated[str, typer.Option(help="The page that states the rate.")],
+    day: Annotated[str, typer.Option(help="Day of the rate (UTC); default: today.")] = "",
+    folder: Folder = DEFAULT_FOLDER,
+    dry_run: DryRun = False,
+) -> None:
+    """Add one exchange rate to fx.yaml in the price book. Existing rates are not changed."""
+    from cost.money import checked_currency
+    from cost.periods import day_text
+    from cost.prices.add import add_rate
+    from cost.prices.book import parse_price, price_instant
+    from cost.prices.fx import Rate
+
+    today = today_utc().isoformat()
+    with exit_on_error():
+        first, second = checked_currency(base), checked_currency(quote)
+        of_day = day_text(price_instant(day, "--day")) if day else today
+        row = Rate(first, second, parse_price(rate, "rate"), of_day, source, today)
+        if dry_run:
+            print(json.dumps({name: str(value) for name, value in vars(row).items()}, indent=1))
+            return
+        print(f"added to {add_rate(folder, row)}")

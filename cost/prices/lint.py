@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from cost.periods import instant_ns
+from cost.periods import instant_ns, utc_datetime
 from cost.prices.billing import BillingRule
 from cost.prices.book import TIME_UNITS, PriceBook, PriceRow, add_command, in_force
 
@@ -42,6 +42,7 @@ def lint(
 ) -> list[PriceFinding]:
     """All findings, in the order of the checks. `rules` None leaves the check for billing rules out."""
     findings = [*_validity(book.rows), *_age(book.rows, today, max_age_days), *_monotone(book.rows)]
+    findings += _spot(book.rows, instant_ns(today))
     if rules is not None:
         findings += without_rule(book.rows, rules)
     if machine_folder is not None and machine_folder.is_dir():
@@ -129,6 +130,30 @@ def _monotone(rows: Iterable[PriceRow]) -> list[PriceFinding]:
             elif large / small > 3 * Fraction(b.cards, a.cards):
                 findings.append(PriceFinding("per", where, f"{costs}: a machine's price entered as one per card?"))
     return findings
+
+
+def _spot(rows: Iterable[PriceRow], at_ns: int) -> list[PriceFinding]:
+    """Spot prices above the on-demand price of the same SKU and region: one of the two is wrong, or spot is no saving.
+
+    A spot price of a zone (`us-east-1/us-east-1f`) is compared with the on-demand price of its region.
+    """
+    now = {series: row for series, of in _series(rows).items() if (row := in_force(tuple(of), at_ns))}
+    findings = []
+    for (sku, purchase, region, kind), spot in now.items():
+        usual = now.get((sku, "on_demand", region, kind)) or now.get((sku, "on_demand", region.split("/")[0], kind))
+        comparable = usual is not None and (usual.per, usual.currency) == (spot.per, spot.currency)
+        if purchase == "spot" and usual is not None and comparable and spot.price > usual.price:
+            message = f"{spot.price} {spot.currency} spot, but {usual.price} on demand; check both"
+            findings.append(PriceFinding("spot", _name(spot), message))
+    return findings
+
+
+def old_price_text(row: PriceRow, at_ns: int, max_age_days: int = MAX_PRICE_AGE_DAYS) -> str:
+    """A warning that a price was read long before a moment at which it is used; empty if it was not."""
+    days = (utc_datetime(at_ns).date() - date.fromisoformat(row.day_read[:10])).days
+    if days <= max_age_days:
+        return ""
+    return f"The price of {_name(row)} was read {days} days before its use, on {row.day_read[:10]}: check {row.source}"
 
 
 def _machine_price(row: PriceRow) -> Fraction:

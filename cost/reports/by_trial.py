@@ -14,7 +14,8 @@ from cost.charges.attribution import Attribution, CostLine, attribute
 from cost.ledger.ledger import Ledger
 from cost.money import Money
 from cost.prices.billing import BillingRule
-from cost.prices.book import PriceBook
+from cost.prices.book import TIME_UNITS, PriceBook, PriceRow
+from cost.prices.lint import old_price_text
 from cost.records import FORECAST_LABELS, Usage, UsageKey
 from cost.reports.csv_json import write_csv
 from cost.reports.report import Report, ReportRow, sum_lines
@@ -35,6 +36,7 @@ def sweep_report(
     attribution = attribute(ledger, book, now_ns, sweep_id=sweep_id, rules=rules, as_of_ns=as_of_ns)
     lines = [line for line in attribution.lines if line.sweep_id == sweep_id]
     rows, notes = trial_rows(lines, attribution), problem_notes(attribution)
+    notes += old_price_notes(lines)
     return Report(f"sweep {sweep_id}", now_ns, rows, open_leases(lines, attribution), notes)
 
 
@@ -112,6 +114,15 @@ def open_leases(lines: Iterable[CostLine], attribution: Attribution) -> tuple[st
     """The ids of the leases of some lines that are still open."""
     lease_ids = {line.lease.lease_id for line in lines}
     return tuple(s.lease.lease_id for s in attribution.leases if s.to_ns is None and s.lease.lease_id in lease_ids)
+
+
+def old_price_notes(lines: Iterable[CostLine]) -> tuple[str, ...]:
+    """A warning for each price that was read long before the time that it was charged for."""
+    last_ns: dict[PriceRow, int] = {}
+    for line in lines:
+        if line.price is not None and line.price.per in TIME_UNITS:
+            last_ns[line.price] = max(line.from_ns, last_ns.get(line.price, 0))
+    return tuple(text for price, at_ns in last_ns.items() if (text := old_price_text(price, at_ns)))
 
 
 def problem_notes(attribution: Attribution, *, simulated: bool = True) -> tuple[str, ...]:

@@ -22,7 +22,15 @@ from cost.prices.book import PriceBook
 from cost.prices.fx import Converter, Rate, fixings, load_rates, rate_notes, rates_as_of
 from cost.records import FORECAST_LABELS, LedgerError
 from cost.reports.as_of import book_as_of, cost_changes_since
-from cost.reports.by_trial import Report, grouped_rows, open_leases, problem_notes, trial_rows, usage_of
+from cost.reports.by_trial import (
+    Report,
+    grouped_rows,
+    old_price_notes,
+    open_leases,
+    problem_notes,
+    trial_rows,
+    usage_of,
+)
 
 GROUPINGS = ("trial", "stage", "sweep", *PERIODS, "user", "project", "cost_center", "machine", "category")
 IDLE_POLICIES = ("apart", "spread", "owner")
@@ -82,7 +90,7 @@ def grouped_report(
     if scope.as_of_ns is not None:
         changes = cost_changes_since(ledger, book, scope.as_of_ns, sweep_id=scope.sweep_id, rules=rules)
         notes += tuple(change.text for change in changes)
-    notes += unassigned_notes(attribution)
+    notes += unassigned_notes(attribution) + old_price_notes(lines)
     notes += problem_notes(attribution, simulated=scope.sweep_id is not None) + simulated_note(scope, attribution)
     # The clock of a simulated sweep runs ahead of real time: its report is dated at its end, not at an earlier moment.
     simulated = [state for state in attribution.leases if state.lease.simulated]

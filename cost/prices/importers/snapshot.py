@@ -62,14 +62,16 @@ def clean_price(text: str, where: str) -> Decimal:
     """
     if not _NUMBER.fullmatch(text.strip()):
         return parse_price(text, where)
-    value = Decimal(text.strip())
+    written = value = Decimal(text.strip())
     if value and len(value.as_tuple().digits) > _FLOAT_DIGITS:
         places = _FLOAT_DIGITS - 1 - value.adjusted()
         value = value.quantize(Decimal(1).scaleb(-places), context=Context(prec=60))
     exponent = value.as_tuple().exponent
     if isinstance(exponent, int) and exponent < -PRICE_PLACES:
         value = value.quantize(Decimal(1).scaleb(-PRICE_PLACES), context=Context(prec=60))
-    return parse_price(plain(value), where)
+    # Digits that need no cleaning stay as they are written: the hash of a price row depends on them.
+    as_written = value.as_tuple() == written.as_tuple() and "e" not in text.lower()
+    return parse_price(text if as_written else plain(value), where)
 
 
 def rows_of(

@@ -283,3 +283,35 @@ def test_the_report_of_a_sweep_says_what_its_machine_cost_without_any_sweep(tmp_
     assert "81.00 USD went to idle 90 %, other 10 %." in run(
         "report", "--root", folder, "--pricing", pricing, "--by", "category"
     )
+
+
+def test_an_exchange_rate_is_added_once_and_converts_a_report(root, pricing):
+    adding = (
+        "prices",
+        "add-rate",
+        "EUR",
+        "CNY",
+        "8.0",
+        "--source",
+        "a bank",
+        "--day",
+        "2026-11-01",
+        "--pricing",
+        pricing,
+    )
+    assert json.loads(run(*adding, "--dry-run"))["rate"] == "8.0"
+    assert "fx.yaml" in run(*adding)
+    assert "in fx.yaml already" in run(*adding, code=2)
+    text = run("report", "--root", root, "--pricing", pricing, "--currency", "CNY")
+    assert "1 EUR = 8.0 CNY on 2026-11-01" in text
+    for wrong in ("1,17", "-1", "0"):
+        run("prices", "add-rate", "EUR", "GBP", "--source", "x", "--pricing", pricing, "--", wrong, code=2)
+
+
+def test_a_report_warns_of_a_price_that_was_read_long_before_its_use(root, pricing):
+    file = pricing / "cloud.yaml"
+    old = file.read_text(encoding="utf-8").replace("day_read: 2026-11-29", "day_read: 2025-10-27")
+    file.write_text(old, encoding="utf-8")
+    text = run("report", "--root", root, "--pricing", pricing)
+    assert "The price of box on_demand was read 39" in text
+    assert "days before its use, on 2025-10-27: check https://example.org" in text

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cost.periods import instant_ns
 from cost.prices.billing import load_rules
 from cost.prices.book import PriceBook, PriceRow, parse_price, read_row
-from cost.prices.lint import PriceFinding, lint
+from cost.prices.lint import PriceFinding, lint, old_price_text
 
 CONF = Path(__file__).parents[3] / "conf"
 TODAY = date(2026, 11, 29)
@@ -125,3 +126,20 @@ def test_a_finding_says_what_would_be_right(tmp_path):
     (tmp_path / "m.yaml").write_text("sku: b\n")
     (finding,) = findings(priced(), machine_folder=tmp_path)
     assert str(finding).startswith("machine: m.yaml: SKU 'b' has no price; add it with: python -m cost prices add b ")
+
+
+def test_a_spot_price_above_the_on_demand_price_of_its_region_is_found():
+    usual = priced(region="us-1")
+    dearer = priced(price="1.2", purchase="spot", region="us-1/us-1f")
+    (finding,) = findings(usual, dearer)
+    assert str(finding) == "spot: a spot us-1/us-1f: 1.2 USD spot, but 1 on demand; check both"
+    assert checks(usual, priced(price="0.8", purchase="spot", region="us-1/us-1f")) == []
+    assert checks(usual, priced(price="1.2", purchase="spot", region="us-2")) == []
+
+
+def test_a_price_that_was_read_long_before_its_use_is_a_warning():
+    row = priced()
+    read_ns = instant_ns(row.day_read)
+    assert old_price_text(row, read_ns + 180 * 86_400 * 10**9) == ""
+    text = old_price_text(row, read_ns + 397 * 86_400 * 10**9)
+    assert text.startswith("The price of a on_demand was read 397 days before its use")
