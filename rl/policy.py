@@ -113,9 +113,7 @@ class Policy:
 
     def compute(self) -> contextlib.AbstractContextManager[Any]:
         """Context manager that sets the precision of the model's layers: autocast to bf16, or nothing."""
-        if not self.autocast:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return autocast(self.device, self.autocast)
 
     @contextlib.contextmanager
     def reference_weights(self) -> Iterator[None]:
@@ -127,9 +125,11 @@ class Policy:
         """A copy without gradients: the reference, or the weights of a rollout engine.
 
         Under autocast the copy stores the weights of linear layers in bf16. Autocast would cast them to bf16 at every
-        use, so the results are the same, with half the memory and without the casts.
+        use, so the results are the same, with half the memory and without the casts. Weights that are not trained are
+        shared with the copy.
         """
-        model: Any = copy.deepcopy(self.model).requires_grad_(False).eval()
+        shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        model: Any = copy.deepcopy(self.model, shared).requires_grad_(False).eval()
         model.gradient_checkpointing_disable()
         if self.autocast:
             if _is_tied(model):
@@ -185,8 +185,16 @@ class Policy:
             _head(self.model).weight.copy_(_head(trained.model).weight)
 
 
+def autocast(device: torch.device, bf16: bool) -> contextlib.AbstractContextManager[Any]:
+    """Context manager in which layers compute in bf16, or in the precision of their weights."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else contextlib.nullcontext()
+
+
 def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: torch.device) -> Policy:
-    """Load the weights in `folder` as fp32 and prepare them for training: no dropout, LoRA, gradient checkpointing.
+    """Load the weights in `folder` and prepare them for training: no dropout, LoRA, gradient checkpointing.
+
+    Trained weights are fp32. With LoRA and `trainer.precision=bf16` the frozen linear layers are bf16, which is the
+    precision that they compute in.
 
     Raises:
         ConfigurationError: the logits are not a plain linear layer of the last hidden states, the tokenizer has no
@@ -199,10 +207,14 @@ def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: to
     precision = choose_precision(device).precision if trainer.precision == "auto" else trainer.precision
     bf16 = precision == "bf16"
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    # With LoRA in bf16 the frozen layers keep the precision of the files: in fp32 they would take twice the memory.
+    frozen_in_bf16 = bf16 and model.lora_rank > 0
     network: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=model.attention, use_safetensors=True
+        folder,
+        dtype="auto" if frozen_in_bf16 else torch.float32,
+        attn_implementation=model.attention,
+        use_safetensors=True,
     )
-    network.to(device)
     eos_ids = _eos_ids(tokenizer, network)
     if not eos_ids:
         raise ConfigurationError(
@@ -210,9 +222,18 @@ def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: to
             "completions would never end; add eos_token to its tokenizer_config.json"
         )
     _without_noise(network)
-    _check_head(network, device)
+    if model.attention == "flash_attention_2" and not bf16:
+        raise ConfigurationError(
+            "model.attention=flash_attention_2 computes in bf16 only, and trainer.precision is fp32 here; use "
+            "trainer.precision=bf16, or model.attention=sdpa"
+        )
     if model.lora_rank:
         network = _with_lora(network, model)
+    if frozen_in_bf16:
+        _store_frozen_layers_in_bf16(network)
+    network.to(device)
+    with autocast(device, frozen_in_bf16 or model.attention == "flash_attention_2"):
+        _check_head(network, device)
     network.eval()
     if trainer.gradient_checkpointing:
         network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -230,9 +251,13 @@ def load_policy(folder: Path, model: ModelSpec, trainer: TrainerSpec, device: to
     )
 
 
+def _backbone_owner(model: Any) -> Any:
+    """The model of transformers, without the wrapper that adds LoRA adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def _backbone(model: Any) -> Any:
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner.base_model
+    return _backbone_owner(model).base_model
 
 
 def _head(model: Any) -> nn.Linear:
@@ -280,9 +305,22 @@ def _check_head(network: Any, device: torch.device) -> None:
         ours = head(_backbone(network)(input_ids=ids, use_cache=False).last_hidden_state)
     if not isinstance(head, nn.Linear) or not torch.allclose(whole, ours, rtol=1e-4, atol=1e-4):
         raise ConfigurationError(
-            f"{type(network).__name__} is not supported: its logits are not a plain linear layer of its last hidden "
-            "states (they are scaled or capped). Use a model of a Llama, Qwen or Mistral architecture"
+            f"{type(_backbone_owner(network)).__name__} is not supported: its logits are not a plain linear layer of "
+            "its last hidden states (they are scaled or capped). Use a model of a Llama, Qwen or Mistral architecture"
         )
+
+
+def _store_frozen_layers_in_bf16(network: Any) -> None:
+    """Convert linear layers without trained weights to bf16, and everything else to fp32.
+
+    Autocast would cast these layers at every use, so the results are the same, with half the memory. Embeddings and
+    norms are fp32, and so is a projection to the vocabulary that shares the weights of the embeddings.
+    """
+    embedding = network.get_input_embeddings().weight
+    for module in network.modules():
+        linear = isinstance(module, nn.Linear) and module.weight is not embedding and not module.weight.requires_grad
+        for parameter in module.parameters(recurse=False):
+            parameter.data = parameter.data.to(torch.bfloat16 if linear else torch.float32)
 
 
 def _with_lora(network: Any, model: ModelSpec) -> Any:

@@ -26,8 +26,8 @@ from rl.spec import RolloutSpec
 
 _REMOVE_ENDED_SHARE = 0.25
 """Share of the rows of a batch that must have ended before they are removed."""
-_TOKENS_PER_SYNC_CUDA = 8
-"""On a card the host asks for ended rows once in so many tokens, since each question waits for all kernels."""
+_TOKENS_PER_SYNC = {"cpu": 1, "cuda": 8}
+"""By type of device: tokens between two looks of the host for ended rows. On a card each look waits for all kernels."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class TransformersEngine:
         device, n = self._policy.device, sampling.n
         batch = _new_batch(range(first, first + len(prompts)), sampling, device)
         eos = torch.tensor(sorted(self._policy.eos_ids), device=device)
-        tokens_per_sync = _TOKENS_PER_SYNC_CUDA if device.type == "cuda" else 1
+        tokens_per_sync = _TOKENS_PER_SYNC[device.type]
         ids, mask = _left_padded(prompts, self._policy.pad_id, device)
         with self._policy.compute():
             logits, cache = self._step(ids, mask, (mask.cumsum(dim=1) - 1).clamp(min=0), None)

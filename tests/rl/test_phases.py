@@ -82,3 +82,15 @@ def test_phases_do_not_nest() -> None:
         clock.phase("sync"),
     ):
         pass
+
+
+def test_phase_ends_when_the_card_has_done_its_work() -> None:
+    time = Time()
+
+    def finish_queued_work() -> None:
+        time.now_ns += 50
+
+    clock = PhaseClock(cards=1, now_ns=time, wait_for_card=finish_queued_work)
+    spend(clock, time, "logprob", 3)
+    spend(clock, time, "train", 4)
+    assert clock.lap() == (107, {"logprob": 53, "train": 54})

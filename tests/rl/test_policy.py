@@ -72,6 +72,41 @@ def test_lora_reference_is_the_model_without_adapters(model_cache: Path) -> None
         torch.testing.assert_close(logprobs(adapted), logprobs(plain))
 
 
+def test_frozen_layers_of_lora_are_bf16_and_compute_the_same_as_fp32_weights_under_autocast(model_cache: Path) -> None:
+    policy = load(model_cache, lora_rank=4, precision="bf16")
+    perturb(policy)
+    frozen = {name: p.dtype for name, p in policy.model.named_parameters() if not p.requires_grad}
+    assert {p.dtype for _, p in policy.parameters()} == {torch.float32}
+    linear = {name for name in frozen if "_proj" in name}
+    assert {frozen[name] for name in linear} == {torch.bfloat16}
+    assert {frozen[name] for name in frozen.keys() - linear} == {torch.float32}
+    wide = copy.deepcopy(policy)
+    plain = load(model_cache, lora_rank=4, precision="fp32")
+    weights = dict(plain.model.named_parameters())
+    for name, parameter in wide.model.named_parameters():
+        if not parameter.requires_grad:
+            parameter.data = weights[name].data
+    assert torch.equal(logprobs(wide), logprobs(policy))
+
+
+def test_frozen_copy_shares_the_weights_that_are_not_trained(model_cache: Path) -> None:
+    policy = load(model_cache, lora_rank=4)
+    copied = dict(policy.frozen_copy().model.named_parameters())
+    for name, parameter in policy.model.named_parameters():
+        assert (copied[name].data_ptr() == parameter.data_ptr()) == (not parameter.requires_grad)
+
+
+def test_flash_attention_in_fp32_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    saved_policy(tmp_path)
+    network = random_llama_policy(11).model
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *args, **settings: network)
+    model = ModelSpec("hf", attention="flash_attention_2")
+    with pytest.raises(ConfigurationError, match=r"computes in bf16 only.*trainer\.precision=bf16"):
+        load_policy(tmp_path, model, TrainerSpec(precision="fp32"), torch.device("cpu"))
+
+
 def test_parameters_of_a_checkpoint_are_loaded_by_name() -> None:
     policy, other = random_llama_policy(11), random_llama_policy(11, seed=1)
     policy.load_parameters({name: p.detach().clone() for name, p in other.parameters()})

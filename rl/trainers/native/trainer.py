@@ -30,11 +30,11 @@ class NativeTrainer:
         """See `rl.spec.Trainer.run`."""
         check(spec)
         set_openmp_wait_policy()
-        from rl.phases import PhaseClock
+        from rl.phases import PhaseClock, wait_for_cuda
         from rl.trainers.native.loop import Loop
 
         with ExitStack() as cleanup:
-            clock = PhaseClock(spec.cards)
+            clock = PhaseClock(spec.cards, wait_for_card=wait_for_cuda)
             try:
                 components, state = build_components(spec, checkpoint, clock, cleanup)
                 yield from Loop(spec, components, state, checkpoint).run()

@@ -124,6 +124,23 @@ def test_same_seed_gives_same_completions_and_another_seed_gives_others(bench: B
     assert ids_of(bench.engine.generate(prompts, sampling(seed=6))) != ids_of(first)
 
 
+def test_vllm_with_one_seed_per_batch_repeats_its_completions_and_leaves_the_random_state_alone(bench: Bench) -> None:
+    if bench.engine.name != "vllm":
+        pytest.skip("other engines always draw each completion from a stream of its own")
+    engine: Any = bench.engine
+    prompts = some_prompts()
+    engine._seed_requests = False  # as on a card
+    try:
+        state = torch.get_rng_state()
+        first = engine.generate(prompts, sampling())
+        assert torch.equal(torch.get_rng_state(), state)
+        assert ids_of(engine.generate(prompts, sampling())) == ids_of(first)
+        assert ids_of(engine.generate(prompts, sampling(seed=6))) != ids_of(first)
+        assert len({c.ids for c in first[2]}) > 1
+    finally:
+        engine._seed_requests = True
+
+
 def test_completion_ends_at_any_end_of_sequence_token_or_at_the_limit(bench: Bench) -> None:
     completions = [c for g in bench.engine.generate(some_prompts(), sampling(n=16, max_tokens=6)) for c in g]
     assert {c.finish for c in completions} == {"stop", "length"}
