@@ -1,13 +1,17 @@
-"""Compares losses, gradients and curves with TRL's own code on one fixed batch in float64.
+"""Compares this project's trainer with TRL's: the same numbers, and the time and memory of the same work.
 
-    python benchmarks/grpo_vs_trl.py --parity
+    python benchmarks/grpo_vs_trl.py --parity      # losses, gradients and curves on one fixed batch in float64
+    python benchmarks/grpo_vs_trl.py --speed       # step time and peak memory, in pairs, fp32 and bf16
 
-TRL's `GRPOTrainer` is created without its constructor. Its `_generate_and_score_completions` (advantages, old and
-reference log-probabilities) and its `_compute_loss` run unchanged; generation, reward functions and the model are
-replaced by fixed values. Needs the `bench` extra (`pip install -e .[bench]`). Nothing is trained and no speed is
-measured.
+Parity: TRL's `GRPOTrainer` is created without its constructor. Its `_generate_and_score_completions` (advantages, old
+and reference log-probabilities) and its `_compute_loss` run unchanged; generation, reward functions and the model are
+replaced by fixed values.
 
-Exit codes: 0 all quantities agree, 1 a relative difference above 1e-9, 2 TRL is not installed.
+Speed: SmolLM2-135M, or the model in `--model`; see benchmarks/trl_speed.py. A pair is one process of each trainer, one
+after the other, so that both meet the same machine. Compare ratios of one machine, never seconds of two.
+
+Needs the `bench` extra (`pip install -e .[bench]`). Exit codes: 0 done and all quantities agree, 1 a relative
+difference above 1e-9, 2 TRL is not installed.
 """
 
 from __future__ import annotations
@@ -295,17 +299,46 @@ def compare(case: str, data: FixedBatch) -> dict[str, float]:
     return {name: relative_difference(ours[name], theirs[name]) for name in QUANTITIES if name in theirs}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Compare losses with TRL's own code on one fixed batch.")
-    parser.add_argument(
-        "--parity", action="store_true", required=True, help="print the relative differences in float64"
+def _speed(chosen: argparse.Namespace) -> int:
+    from benchmarks.trl_speed import print_comparison
+    from rl.models import smollm2
+
+    model = chosen.model or str(smollm2.prepare(chosen.cache, lambda line: print(line, file=sys.stderr)))
+    print_comparison(
+        model,
+        chosen.precisions,
+        chosen.pairs,
+        prompts=chosen.prompts,
+        group=chosen.group,
+        tokens=chosen.tokens,
+        steps=chosen.steps,
+        micro_batch_tokens=chosen.micro_batch_tokens,
     )
-    parser.parse_args(arguments)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Compare this project's trainer with TRL's.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--parity", action="store_true", help="print the relative differences in float64")
+    what.add_argument("--speed", action="store_true", help="print step time and peak memory of both trainers")
+    parser.add_argument("--model", help="speed: a folder with a model (default: SmolLM2-135M)")
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="speed: folder of converted models")
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--pairs", type=int, default=3, help="speed: measurements of each trainer (default 3)")
+    parser.add_argument("--steps", type=int, default=2, help="speed: steps counted per measurement (default 2)")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--group", type=int, default=8, help="speed: completions per prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="speed: tokens per completion")
+    parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="speed: this project's micro-batches")
+    chosen = parser.parse_args(arguments)
     try:
         import trl
     except ImportError:
         print("TRL is not installed; install the bench extra: pip install -e .[bench]", file=sys.stderr)
         return 2
+    if chosen.speed:
+        return _speed(chosen)
     data = fixed_batch()
     print(f"TRL {trl.__version__}, float64, {PROMPTS} x {GROUP} completions, largest relative difference")
     print("(-: TRL does not report this metric)")

@@ -77,7 +77,9 @@ def measure_ours(work: Work) -> Measured:
     for step in range(work.steps + 1):
         start = time.perf_counter()
         with clock.phase("rollout"):
-            sampled = engine.generate(prompts, Sampling(n=work.group, temperature=1.0, max_tokens=work.tokens, seed=step))
+            sampled = engine.generate(
+                prompts, Sampling(n=work.group, temperature=1.0, max_tokens=work.tokens, seed=step)
+            )
         groups = [
             Group(str(i), tuple(prompt), tuple(group), rewards)
             for i, (prompt, group) in enumerate(zip(prompts, sampled, strict=True))
