@@ -103,7 +103,8 @@ def measure_trl(work: Work) -> Measured:
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     starts, seconds = [], []
 
@@ -116,7 +117,7 @@ def measure_trl(work: Work) -> Measured:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - starts[-1])
 
-    def reward(completions: list[Any], **_: Any) -> list[float]:
+    def reward(completions: list[Any], **_: Any) -> list[float | None]:
         return [float(i % 2) for i in range(len(completions))]
 
     with tempfile.TemporaryDirectory() as folder:

@@ -48,7 +48,7 @@ def test_cache_is_copied_a_few_times_and_not_whenever_a_row_ends(monkeypatch: py
 
     def counted(cache: DynamicCache, rows: torch.Tensor) -> None:
         copies.append(len(rows))
-        reorder(cache, rows)
+        reorder(cache, rows)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DynamicCache, "reorder_cache", counted)
     policy = random_llama_policy(20, eos_ids=frozenset({1, 2, 3}))
