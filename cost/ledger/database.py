@@ -31,6 +31,7 @@ from cost.records import (
     StoreError,
     no_ledger_message,
 )
+from cost.secrets import mask_secrets
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for another writer."""
@@ -323,7 +324,11 @@ def sqlite_path(url: str | Path) -> Path | None:
 def shown_place(url: str | Path) -> str:
     """The location of a ledger for messages: its path, or its URL without the password. Raises StoreError."""
     path = sqlite_path(url)
-    return make_url(with_psycopg(str(url))).render_as_string(hide_password=True) if path is None else str(path)
+    return (
+        mask_secrets(make_url(with_psycopg(str(url))).render_as_string(hide_password=True))
+        if path is None
+        else str(path)
+    )
 
 
 def with_psycopg(url: str) -> str:

@@ -111,6 +111,7 @@ def track(
     uri: Annotated[str | None, typer.Option("--uri", help="MLflow's tracking URI; default: that of the sweep.")] = None,
 ) -> None:
     """Deliver new journal events to MLflow. Repeatable."""
+    from cost.secrets import mask_secrets
     from sweeps.journal.journal import load, sweep_ids
     from sweeps.report.mlflow_store import default_uri
     from sweeps.report.mlflow_sync import MlflowSync, first_line
@@ -123,11 +124,11 @@ def track(
                 sync = MlflowSync(where, tracking["experiment"], root / "mlartifacts", sweep_id)
                 sync.deliver(ledger)
             except Exception as error:
-                typer.echo(f"MLflow at {where} does not answer: {first_line(error)}", err=True)
+                typer.echo(f"MLflow at {mask_secrets(where)} does not answer: {first_line(error)}", err=True)
                 raise typer.Exit(1) from error
             for name, reason in sync.refused.items():
                 typer.echo(f"{sweep_id}: MLflow refuses {name!r} ({reason}); it is left out", err=True)
-            typer.echo(f"{sweep_id}: MLflow at {where} has everything")
+            typer.echo(f"{sweep_id}: MLflow at {mask_secrets(where)} has everything")
 
 
 @app.command()

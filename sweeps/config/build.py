@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
+from cost.secrets import mask_secrets
 from rl.codec import from_json, to_json
 from rl.spec import AlgorithmSpec
 from sweeps.config.overrides import CONF_DIR, check_overrides, composition_error, groups, hydra_override, key_of
@@ -188,8 +188,4 @@ def _without_passwords(value: Any) -> Any:
         return {k: _without_passwords(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_without_passwords(v) for v in value]
-    if isinstance(value, str) and "://" in value and "@" in value:
-        parts = urlsplit(value)
-        if parts.password:
-            return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
-    return value
+    return mask_secrets(value) if isinstance(value, str) else value

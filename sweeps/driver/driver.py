@@ -24,6 +24,7 @@ from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import SweepLockedError
 from cost.records import LedgerRemovedError, StoreError
+from cost.secrets import mask_secrets
 from rl.spec import Stop, StopKind
 from sweeps.config.build import canonical
 from sweeps.config.types import ConfigError, SweepConfig
@@ -98,6 +99,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         ConfigError: found before anything was started, written or billed.
     """
     console = make_console()
+    typed = [mask_secrets(override) for override in typed]
     inputs = read_inputs(cfg)
     cfg = replace(cfg, content=inputs.content)
     plan = make_plan(cfg)

@@ -16,6 +16,7 @@ from cost.money import Money, money_text
 from cost.prices.book import PriceError
 from cost.records import StoreError
 from cost.reports.by_trial import Report, write_csv
+from cost.secrets import mask_secrets
 from rl.spec import Stop
 from sweeps.config.axes import axes
 from sweeps.config.types import SweepConfig
@@ -175,8 +176,8 @@ def print_end(
             Text(rest, style="yellow"),
             soft_wrap=True,
         )
-    uri = cfg.tracking.uri or f"sqlite:///{context.root / 'mlflow.db'}"
-    console.print(Text(f"Compare:  mlflow ui --backend-store-uri {uri}"), soft_wrap=True)
+    uri = mask_secrets(cfg.tracking.uri) if cfg.tracking.uri else f"sqlite:///{context.root / 'mlflow.db'}"
+    console.print(Text(f"Compare:  mlflow ui --backend-store-uri {shlex.quote(uri)}"), soft_wrap=True)
     failed = [trial for trial in record.trials.values() if trial.state is TrialState.FAILED]
     for trial in failed[:MAX_ROWS]:
         console.print(Text(f"Failed:   {trial.trial_id}: {trial.attempts[-1].message}", style="red"), soft_wrap=True)

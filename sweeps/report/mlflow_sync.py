@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cost.secrets import mask_secrets
 from rl.spec import EvalReport, Started, StepReport
 from sweeps.journal.event_codec import decode
 from sweeps.journal.events import (
@@ -283,7 +284,7 @@ def clean_name(name: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, for a message of one line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:160]
+    return mask_secrets(next(iter(str(error).strip().splitlines()), type(error).__name__))[:160]
 
 
 def _is_deleted(error: Exception) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cost.secrets import mask_secrets
 from sweeps.journal.journal import sweep_ids
 from sweeps.report.mlflow_store import load_mlflow
 from sweeps.report.mlflow_sync import MlflowSync, first_line, load_plan
@@ -81,8 +82,8 @@ class MlflowTracker:
                     if not warned:
                         warned = True
                         self._warn(
-                            f"MLflow at {self._uri} does not answer ({first_line(error)}); the sweep continues without "
-                            "it"
+                            f"MLflow at {mask_secrets(self._uri)} does not answer ({first_line(error)}); the sweep "
+                            "continues without it"
                         )
                     if last_round:
                         return
@@ -95,7 +96,7 @@ class MlflowTracker:
             if self._closing.is_set():
                 return
             tracking = load_plan(ledger, sweep_id).config["tracking"]
-            if sweep_id == self._sweep_id or tracking["uri"] not in (None, self._uri):
+            if sweep_id == self._sweep_id or tracking["uri"] not in (None, mask_secrets(self._uri)):
                 continue
             sync = MlflowSync(self._uri, tracking["experiment"], self._artifacts, sweep_id)
             if not sync.is_complete(ledger):

@@ -237,3 +237,10 @@ def test_a_machine_describes_its_hardware() -> None:
         "8 x NVIDIA H100 80GB HBM3, 80 GiB at 3350 GB/s each, nvswitch 900 GB/s"
     )
     assert "CPU, " in compose(["+stage=smoke"]).machine.hardware
+
+
+@pytest.mark.parametrize("uri", ["http://me:s3/cr#3t@mlflow:5000", "https://mlflow/?password=s3/cr3t"])
+def test_a_tracking_password_is_in_no_stored_configuration(uri: str) -> None:
+    stored = str(canonical(compose(["+stage=smoke", f'tracking.uri="{uri}"'])))
+    assert "s3/cr" not in stored
+    assert "***" in stored
