@@ -41,7 +41,9 @@ def report_table(report: Report) -> str:
         for name, pico in _costs_by_price_kind(report, currency).items():
             rows.append(_total_cells(name, "", f"{rounded(pico, places[currency]):f} {currency}", columns))
     lines = [f"{report.title}, at {instant_text(report.at_ns)}"]
-    lines.append(table_text(columns, rows, right=("tries", "acc", "card-hours", "cost")))
+    lines.append(
+        table_text(columns, rows, right=("tries", "acc", "card-hours", "cost"), drop=("machine", "tries", "stage"))
+    )
     if any("imputed" in row.flags for row in report.rows):
         lines.append("Own hardware is imputed: a cost that no provider bills.")
     if any("simulated" in row.flags for row in report.rows):

@@ -42,13 +42,19 @@ def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> N
             return
         # The table needs neither trainer messages nor the return of cards.
         rows = [_status_row(place, replay(i, decisions(ledger, i, {"released"}))) for i in sweep_ids(ledger)]
-    from rich.table import Table
-
     from sweeps.report.console import make_console
+    from sweeps.report.fitted_table import Column, FittedTable
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("sweep", "stage", "machine", "trials", "state", "gate"):
-        table.add_column(name)
+    table = FittedTable(
+        (
+            Column("sweep"),
+            Column("stage", drop=2),
+            Column("machine", drop=1),
+            Column("trials", wraps=True),
+            Column("state"),
+            Column("gate"),
+        )
+    )
     for row in rows:
         trials = ", ".join(f"{n} {state.lower().replace('_', ' ')}" for state, n in row["trials"].items())
         table.add_row(row["sweep"], row["stage"], row["machine"], trials, row["state"], row["gate"] or "-")

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from rl.spec import CheckpointWritten, EvalReport, Event, Finished, Started, StepReport
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
 from sweeps.report.console import STATE_STYLES, duration_text, number_text, percent_text
+from sweeps.report.fitted_table import Column, FittedTable
 
 REDRAW_SECONDS = 0.5
 COST_SECONDS = 5.0
@@ -38,9 +38,9 @@ class LiveView:
         self._cost_texts: Mapping[str, str] = {}
         self._costs_read_at = self._drawn_at = 0.0
         self._activities: dict[str, str] = {}
+        """By trial, of running ones: starting, training or evaluating."""
         self._scorer_failed: set[str] = set()
         """Trials whose first scorer error was shown."""
-        """By trial, of running ones: starting, training or evaluating."""
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> LiveView:
@@ -103,21 +103,21 @@ class LiveView:
             case _:
                 return f"{head} {_state_text(trial)}"
 
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, expand=False)
-        for name, right in [
-            ("trial", False),
-            ("point", False),
-            ("state", False),
-            ("step", True),
-            ("", False),
-            ("reward", True),
-            ("acc", True),
-            ("clip_frac", True),
-            ("cost so far", True),
-            ("time left", True),
-        ]:
-            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    def _table(self) -> FittedTable:
+        table = FittedTable(
+            (
+                Column("trial"),
+                Column("point", drop=3),
+                Column("state"),
+                Column("step", right=True),
+                Column("", drop=1),
+                Column("reward", right=True),
+                Column("acc", right=True),
+                Column("clip_frac", right=True, drop=2),
+                Column("cost so far", right=True),
+                Column("time left", right=True),
+            )
+        )
         trials = list(self._record.trials.values())
         active = [t for t in trials if t.state is TrialState.RUNNING]
         others = [t for t in trials if t.state is not TrialState.RUNNING]

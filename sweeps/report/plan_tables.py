@@ -9,23 +9,24 @@ from rich.table import Table
 from sweeps.config.axes import DIGITS, Axis
 from sweeps.planning.plan import Plan
 from sweeps.report.console import MAX_ROWS, duration_text
+from sweeps.report.fitted_table import Column, FittedTable
 
 
-def plan_table(plan: Plan, updates_per_rollout: int, steps: int, seconds: Mapping[str, float] | None) -> Table:
+def plan_table(plan: Plan, updates_per_rollout: int, steps: int, seconds: Mapping[str, float] | None) -> FittedTable:
     """One row per trial. With `search.space`, the varied keys take the place of the completions per update."""
-    table = Table(box=None, pad_edge=False)
     varied = any(trial.varied for trial in plan.trials)
-    for name, right in [
-        ("trial", False),
-        ("prompts x G", True),
-        ("varied", False) if varied else ("completions/update", True),
-        ("lr", True),
-        ("lr_scaling", False),
-        ("seed", True),
-        ("steps", True),
-        ("time", True),
-    ]:
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "varied")
+    table = FittedTable(
+        (
+            Column("trial"),
+            Column("prompts x G", right=True),
+            Column("varied", wraps=True) if varied else Column("completions/update", right=True, drop=1),
+            Column("lr", right=True),
+            Column("lr_scaling", drop=3),
+            Column("seed", right=True),
+            Column("steps", right=True, drop=2),
+            Column("time", right=True),
+        )
+    )
     for trial in plan.trials[:MAX_ROWS]:
         table.add_row(
             trial.trial_id,

@@ -8,7 +8,6 @@ from decimal import Decimal
 from textwrap import wrap
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rl.tasks.evaluation import average_at_k
@@ -20,25 +19,27 @@ from sweeps.journal.journal import SweepRecord, TrialRecord
 from sweeps.journal.trial_summary import Evaluation, TrialSummary
 from sweeps.protocol.lr_rule import advise
 from sweeps.report.console import MAX_ROWS, STATE_STYLES, number_text, percent_text
+from sweeps.report.fitted_table import Column, FittedTable
 
 _LR_ACTIONS = {"raise": "lr may be raised", "keep": "keep lr", "lower": "lower lr", "abstain": "no advice"}
 
 
-def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Mapping[str, Decimal]) -> Table:
+def results_table(record: SweepRecord, costs: Mapping[str, str], card_hours: Mapping[str, Decimal]) -> FittedTable:
     """One row per trial: the accuracy with its 95 % interval, card-hours and cost."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name, right in [
-        ("trial", False),
-        ("point", False),
-        ("lr", True),
-        ("state", False),
-        ("before", True),
-        ("acc after [95 %]", True),
-        ("clip_frac", True),
-        ("card-h", True),
-        ("cost", True),
-    ]:
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "point")
+    table = FittedTable(
+        (
+            Column("trial"),
+            Column("point", wraps=True),
+            Column("lr", right=True, drop=4),
+            Column("state"),
+            Column("before", right=True, drop=3),
+            Column("acc after [95 %]", right=True),
+            Column("clip_frac", right=True, drop=2),
+            Column("card-h", right=True, drop=1),
+            Column("cost", right=True),
+        ),
+        gap=1,
+    )
     for trial in itertools.islice(record.trials.values(), MAX_ROWS):
         evaluations = [trial.summary.first_evaluation, trial.summary.last_evaluation]
         before = next((e for e in evaluations if e and e.step == 0), None)
