@@ -35,6 +35,9 @@ from sweeps.search.best import Best, best, instead_of
 from sweeps.search.pruning import first_evaluation, why_never_pruning
 from sweeps.storage.uploads import unsaved_text
 
+MLFLOW_RUNS = "http://127.0.0.1:5000/#/experiments?workflowType=machine_learning"
+"""Where `mlflow ui` lists experiments with their runs; without the parameter, MLflow 3 opens a view of traces."""
+
 
 def print_plan_time(console: Console, cfg: SweepConfig, plan: Plan, pricing: Pricing, time: StepTime) -> None:
     """How long the plan will take, what it will cost, and where that figure comes from."""
@@ -178,6 +181,7 @@ def print_end(
         )
     uri = mask_secrets(cfg.tracking.uri) if cfg.tracking.uri else f"sqlite:///{context.root / 'mlflow.db'}"
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {shlex.quote(uri)}"), soft_wrap=True)
+    console.print(Text(f"          and open {MLFLOW_RUNS}"), soft_wrap=True)
     failed = [trial for trial in record.trials.values() if trial.state is TrialState.FAILED]
     for trial in failed[:MAX_ROWS]:
         console.print(Text(f"Failed:   {trial.trial_id}: {trial.attempts[-1].message}", style="red"), soft_wrap=True)
