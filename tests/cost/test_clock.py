@@ -37,7 +37,7 @@ def test_the_system_clock_moves_forward_and_knows_its_boot():
     assert clock.utc_ns() > 1_700_000_000 * NS_PER_SECOND
 
 
-def test_a_driver_told_that_it_is_later_goes_on_from_there_and_notes_the_step():
+def test_a_driver_continues_from_a_later_instant_and_records_the_clock_step():
     clock = FakeClock()
     driver = DriverClock(clock)
     driver.not_before(clock.utc + 3600 * NS_PER_SECOND)

@@ -31,7 +31,7 @@ def test_floats_and_other_kinds_are_refused_as_numbers(value):
         exact_decimal(value)
 
 
-def test_negative_is_refused_where_told():
+def test_a_negative_amount_is_refused_on_request():
     assert exact_decimal("-1") == -1
     with pytest.raises(MoneyError, match="negative"):
         exact_decimal("-1", negative=False)

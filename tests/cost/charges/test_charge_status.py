@@ -38,7 +38,7 @@ def test_the_end_of_an_invoiced_span_is_not_invoiced():
     assert status_of(state, bills_of_charge([applied(10, 20)], 20, "train")) == "provisional"
 
 
-def test_a_bill_of_machine_time_says_nothing_about_storage():
+def test_a_bill_of_machine_time_does_not_change_the_status_of_storage():
     bills = [applied(10, 20, kind="machine", invoice="M-1"), applied(10, 20, kind="storage", invoice="S-1")]
     assert invoice_number(bills_of_charge(bills, 15, "rollout")) == "M-1"
     assert invoice_number(bills_of_charge(bills, 15, "requests")) == "S-1"

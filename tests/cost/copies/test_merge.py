@@ -210,7 +210,7 @@ def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger
     assert ledger.usages.find() == [known]
 
 
-def test_a_real_end_after_home_took_it_for_lost_is_an_error_that_says_so(ledger, box, clock):
+def test_a_real_end_of_a_usage_closed_here_as_lost_is_an_error(ledger, box, clock):
     one_sweep(box, clock, "a1", ended=False)
     merge_ledger(ledger, box.place, lost=True)
     box.usages.end(UsageKey("lease-a1", "trial-a1", 1), "COMPLETED")
@@ -354,7 +354,7 @@ def test_a_ledger_of_a_newer_version_is_refused_by_its_own_name(tmp_path):
 
 @settings(max_examples=12)
 @given(st.lists(scripts, min_size=1, max_size=5), st.randoms(use_true_random=False))
-def test_split_and_merged_is_what_one_ledger_says(plan, random):
+def test_ledgers_that_were_split_and_merged_equal_one_ledger(plan, random):
     clock = FakeClock()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
 

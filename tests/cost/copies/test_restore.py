@@ -1,4 +1,4 @@
-"""A copy of the books put into a server's empty database: all of it as it was, or nothing."""
+"""Restoring a copy to the empty database of a server, completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cost.records import Correction, StoreError, UsageKey
 
 
 @pytest.fixture
-def books(ledger, clock, make_lease) -> Ledger:
+def small_ledger(ledger, clock, make_lease) -> Ledger:
     """Something in most tables, with amounts beyond 64 bits."""
     ledger.leases.open(make_lease(tags={"team": "rl"}))
     ledger.leases.attach("L1", "s1")
@@ -54,9 +54,9 @@ def rows_of(place: str | Path) -> dict[str, list[tuple]]:
 
 
 def test_every_row_is_put_back_as_it_was_and_the_server_counts_on_from_there(
-    any_database, books, postgres, clock, tmp_path
+    any_database, small_ledger, postgres, clock, tmp_path
 ):
-    copy = books.copy_to(tmp_path / "copy.db")
+    copy = small_ledger.copy_to(tmp_path / "copy.db")
     assert restore_ledger(copy, postgres) is None
     assert rows_of(postgres) == rows_of(any_database)
     with Ledger.open(postgres, clock) as found:
@@ -68,8 +68,8 @@ def test_every_row_is_put_back_as_it_was_and_the_server_counts_on_from_there(
             assert connection.execute(select(func.max(schema.usage.c.usage_id))).scalar() == 3
 
 
-def test_a_database_that_holds_something_is_refused_and_stays_as_it_is(books, postgres, tmp_path):
-    copy = books.copy_to(tmp_path / "copy.db")
+def test_a_database_that_is_not_empty_is_refused_and_not_changed(small_ledger, postgres, tmp_path):
+    copy = small_ledger.copy_to(tmp_path / "copy.db")
     with Ledger.open(postgres) as other:
         other.events.append("s9", "planned", {}, "planned")
     before = rows_of(postgres)
@@ -87,9 +87,9 @@ def test_a_file_that_is_no_ledger_leaves_the_server_without_a_table(postgres, tm
         Database(postgres, create=False, read_only=True)
 
 
-def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(books, postgres, bucket, tmp_path):
+def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(small_ledger, postgres, bucket, tmp_path):
     root = tmp_path / "elsewhere"
-    upload_snapshot(books, bucket)
+    upload_snapshot(small_ledger, bucket)
     runner, places = CliRunner(), ["--db", postgres, "--root", str(root)]
     at = ["--from", bucket.url, "--endpoint-url", bucket.endpoint_url]
     said = runner.invoke(app, ["restore", *at, *places], catch_exceptions=False)
@@ -98,15 +98,15 @@ def test_a_copy_and_a_snapshot_are_restored_to_a_server_by_one_command(books, po
     assert rows_of(postgres) == rows_of(tmp_path / "ledger.db")
     (prices,) = root.glob("pricing-*")
     assert (prices / "billing.yaml").exists()
-    again = runner.invoke(app, ["restore", str(books.copy_to(tmp_path / "copy.db")), *places])
+    again = runner.invoke(app, ["restore", str(small_ledger.copy_to(tmp_path / "copy.db")), *places])
     assert again.exit_code == 2
     assert "contains a ledger already" in again.output
 
 
-def test_a_restore_that_is_killed_at_any_step_leaves_a_ledger_in_its_place(books, tmp_path, monkeypatch):
+def test_a_restore_that_is_killed_at_any_step_leaves_a_ledger_in_its_place(small_ledger, tmp_path, monkeypatch):
     """Each move of a file is a moment to die at; the ledger, old or new, is whole at every one of them."""
     here = tmp_path / "here.db"
-    copy = books.copy_to(tmp_path / "copy.db")
+    copy = small_ledger.copy_to(tmp_path / "copy.db")
     with Ledger.open(here) as other:
         other.events.append("s9", "planned", {}, "planned")
     old, new, seen = rows_of(here), rows_of(copy), []
@@ -129,10 +129,10 @@ def test_a_restore_that_is_killed_at_any_step_leaves_a_ledger_in_its_place(books
     assert rows_of(aside) == old
 
 
-def test_a_restore_leaves_nothing_beside_the_copy(books, tmp_path):
+def test_a_restore_leaves_nothing_beside_the_copy(small_ledger, tmp_path):
     folder = tmp_path / "copies"
     folder.mkdir()
-    copy = books.copy_to(folder / "copy.bak")
+    copy = small_ledger.copy_to(folder / "copy.bak")
     restore_ledger(copy, tmp_path / "new" / "ledger.db")
     assert [path.name for path in folder.iterdir()] == ["copy.bak"]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["ledger.db"]

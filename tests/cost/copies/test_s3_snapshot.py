@@ -21,7 +21,7 @@ def objects(client, bucket: Bucket) -> list[str]:
 
 
 @pytest.fixture
-def books(ledger, make_lease) -> Ledger:
+def small_ledger(ledger, make_lease) -> Ledger:
     ledger.leases.open(make_lease())
     ledger.leases.attach("L1", "s1")
     ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal("0.5"), {"stage": "smoke"})
@@ -29,24 +29,24 @@ def books(ledger, make_lease) -> Ledger:
     return ledger
 
 
-def test_a_snapshot_is_restored_with_its_journal_and_its_price_book(any_database, books, bucket, tmp_path):
-    url = upload_snapshot(books, bucket)
+def test_a_snapshot_is_restored_with_its_journal_and_its_price_book(any_database, small_ledger, bucket, tmp_path):
+    url = upload_snapshot(small_ledger, bucket)
     version, aside, prices = restore_snapshot(
         parse_s3_url(url, endpoint_url=bucket.endpoint_url), tmp_path / "new" / "ledger.db", tmp_path / "new"
     )
     assert (url, aside) == (f"{bucket.url}/{version}", None)
     with Ledger.open(tmp_path / "new" / "ledger.db", read_only=True) as found:
-        assert found.usages.find() == books.usages.find()
-        assert found.leases.find() == books.leases.find()
+        assert found.usages.find() == small_ledger.usages.find()
+        assert found.leases.find() == small_ledger.leases.find()
         assert [e.body for e in found.events.read("s1")] == [{"trials": 1}]
     assert (prices / "billing.yaml").exists()
     assert (prices / "bills" / "focus.yaml").exists()
 
 
-def test_each_snapshot_has_keys_of_its_own_and_the_latest_is_restored(books, bucket, client, tmp_path):
-    first = upload_snapshot(books, bucket)
-    books.events.append("s1", "later", {}, "later")
-    second = upload_snapshot(books, bucket)
+def test_each_snapshot_has_keys_of_its_own_and_the_latest_is_restored(small_ledger, bucket, client, tmp_path):
+    first = upload_snapshot(small_ledger, bucket)
+    small_ledger.events.append("s1", "later", {}, "later")
+    second = upload_snapshot(small_ledger, bucket)
     assert first != second
     assert sum(key.endswith("/manifest.json") for key in objects(client, bucket)) == 2
     # Of two snapshots of one second the order is by content: the later one is made later here.
@@ -58,16 +58,16 @@ def test_each_snapshot_has_keys_of_its_own_and_the_latest_is_restored(books, buc
         assert [e.kind for e in found.events.read("s1")] == ["planned"]
 
 
-def test_what_lies_beside_a_place_or_deep_below_it_is_not_taken_for_its_snapshot(books, bucket, client, tmp_path):
-    mine = upload_snapshot(books, bucket)
-    upload_snapshot(books, Bucket(bucket.name, f"{bucket.prefix}-of-others", bucket.endpoint_url))
+def test_snapshots_of_other_prefixes_and_deeper_levels_are_ignored(small_ledger, bucket, client, tmp_path):
+    mine = upload_snapshot(small_ledger, bucket)
+    upload_snapshot(small_ledger, Bucket(bucket.name, f"{bucket.prefix}-of-others", bucket.endpoint_url))
     for key in ("sweeps/s1/checkpoints/t1/0001/manifest.json", "zzz/no-manifest"):
         client.put_object(Bucket=bucket.name, Key=bucket.key(key), Body=b"{}")
     assert f"{bucket.url}/{download_snapshot(bucket, tmp_path)[0]}" == mine
 
 
-def test_a_snapshot_without_a_manifest_is_none(books, bucket, client, tmp_path):
-    url = upload_snapshot(books, bucket)
+def test_a_folder_without_a_manifest_is_not_a_snapshot(small_ledger, bucket, client, tmp_path):
+    url = upload_snapshot(small_ledger, bucket)
     manifest = next(key for key in objects(client, bucket) if key.endswith("/manifest.json"))
     client.delete_object(Bucket=bucket.name, Key=manifest)
     with pytest.raises(BucketError, match="there is no snapshot at"):
@@ -76,8 +76,8 @@ def test_a_snapshot_without_a_manifest_is_none(books, bucket, client, tmp_path):
         download_snapshot(parse_s3_url(url, endpoint_url=bucket.endpoint_url), tmp_path / "a")
 
 
-def test_a_file_that_is_not_what_the_manifest_says_is_not_restored(books, bucket, client, tmp_path):
-    upload_snapshot(books, bucket)
+def test_a_file_that_differs_from_the_manifest_is_not_restored(small_ledger, bucket, client, tmp_path):
+    upload_snapshot(small_ledger, bucket)
     key = next(key for key in objects(client, bucket) if key.endswith("ledger.db"))
     client.put_object(Bucket=bucket.name, Key=key, Body=b"another")
     with pytest.raises(BucketError, match="differs from its manifest"):
@@ -103,7 +103,7 @@ def test_a_manifest_cannot_write_elsewhere(bucket, client, tmp_path, name):
         download_snapshot(bucket, tmp_path)
 
 
-def test_from_the_command_line_and_back(books, bucket, tmp_path, caplog):
+def test_backup_and_restore_on_the_command_line(small_ledger, bucket, tmp_path, caplog):
     caplog.set_level("DEBUG")
     runner, at = CliRunner(), ["--endpoint-url", bucket.endpoint_url]
     made = runner.invoke(app, ["backup", "--root", str(tmp_path), "--to", bucket.url, *at], catch_exceptions=False)
@@ -117,42 +117,42 @@ def test_from_the_command_line_and_back(books, bucket, tmp_path, caplog):
     assert "The previous ledger is kept as" in again.output
     assert (tmp_path / "other" / "ledger.db.aside1").exists()
     with Ledger.open(tmp_path / "other" / "ledger.db", read_only=True) as found:
-        assert found.usages.find() == books.usages.find()
+        assert found.usages.find() == small_ledger.usages.find()
     assert SECRET not in made.output + back.output
     stored = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
     assert SECRET.encode() not in stored
 
 
-def test_a_server_that_does_not_answer_is_an_error_in_plain_words(books, keys):
+def test_a_server_that_does_not_answer_is_an_error_with_its_cause(small_ledger, keys):
     with pytest.raises(BucketError, match="s3://books-of-ours: Could not connect"):
-        upload_snapshot(books, Bucket("books-of-ours", endpoint_url=f"http://127.0.0.1:{free_port()}"))
+        upload_snapshot(small_ledger, Bucket("books-of-ours", endpoint_url=f"http://127.0.0.1:{free_port()}"))
 
 
 @pytest.mark.parametrize("tries", [1, 2])
-def test_a_server_that_fails_is_asked_no_more_often_than_said(books, bucket, faulty, tries):
+def test_a_failing_server_is_tried_only_as_often_as_requested(small_ledger, bucket, faulty, tries):
     faulty.fault = lambda method, path: "503"
     away = Bucket(bucket.name, bucket.prefix, faulty.url)
     with pytest.raises(BucketError, match="SlowDown"):
-        upload_snapshot(books, away, tries=tries)
+        upload_snapshot(small_ledger, away, tries=tries)
     assert faulty.seen["503"] == tries
 
 
-def test_a_bucket_that_is_not_there_and_wrong_keys_are_errors(books, s3, keys, monkeypatch):
+def test_a_missing_bucket_and_wrong_keys_are_errors(small_ledger, s3, keys, monkeypatch):
     with pytest.raises(BucketError, match=r"NoSuchBucket|does not exist"):
-        upload_snapshot(books, Bucket("not-there", endpoint_url=s3))
+        upload_snapshot(small_ledger, Bucket("not-there", endpoint_url=s3))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with pytest.raises(BucketError, match=r"InvalidAccessKeyId|does not exist"):
-        upload_snapshot(books, Bucket(BUCKET, endpoint_url=s3))
+        upload_snapshot(small_ledger, Bucket(BUCKET, endpoint_url=s3))
 
 
-def test_without_credentials_it_says_where_they_are_looked_for(books, monkeypatch, tmp_path):
+def test_missing_credentials_are_an_error_that_names_their_sources(small_ledger, monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     with pytest.raises(BucketError, match="there are no credentials; give them as boto3 expects them"):
-        upload_snapshot(books, Bucket("books", endpoint_url="http://127.0.0.1:9", region="us-east-1"))
+        upload_snapshot(small_ledger, Bucket("books", endpoint_url="http://127.0.0.1:9", region="us-east-1"))
 
 
 @pytest.mark.parametrize("url", ["books", "https://books", "s3://", "s3://B", "s3://../x"])

@@ -1,4 +1,4 @@
-"""A machine that is stopped and kept: what of it its provider bills, and who is charged, exactly."""
+"""Stopped machines: what the provider bills, and which sweeps are charged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def enter(ledger: Ledger, state: str, at_ns: int | None = None, rules=RULES) -> 
 
 
 @pytest.fixture
-def books(ledger, clock, make_lease) -> Ledger:
+def leased_box(ledger, clock, make_lease) -> Ledger:
     """Two hours of a trial, three hours stopped, half a minute running, half an hour stopped, an hour of a trial."""
     ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=BOX.hash))
     for name, seconds in (("t1", 2 * HOUR), ("", 3 * HOUR), ("idle", 30), ("", HOUR // 2), ("t2", HOUR)):
@@ -67,7 +67,7 @@ def books(ledger, clock, make_lease) -> Ledger:
         clock.advance_seconds(seconds)
         if name.startswith("t"):
             ledger.usages.end(UsageKey("L1", name, 1), "COMPLETED")
-            # The lease is held by a hand: it stays open when its last sweep leaves.
+            # The lease was opened by hand: it stays open when its last sweep is detached.
             ledger.leases.detach("L1", f"sweep of {name}", "done") if name == "t2" else None
     return ledger
 
@@ -82,54 +82,52 @@ def by_category(ledger, clock, rules=RULES, **scope) -> dict[str, tuple[int, Dec
     return {row.name: (row.pico, row.card_hours) for row in report.rows}
 
 
-def test_a_stopped_machine_costs_nothing_where_only_running_is_billed_and_a_minimum_at_every_start(
-    any_database, books, clock
-):
-    found = by_category(books, clock)
+def test_unbilled_stopped_time_costs_nothing_and_every_start_costs_the_minimum(any_database, leased_box, clock):
+    found = by_category(leased_box, clock)
     assert found["other"] == (pico_of(24), 24)
     assert found["stopped"] == (0, 28)
-    # A minute is billed of the half of one that it ran with nothing to do.
+    # The provider's minimum of one minute is billed for the idle run of 30 seconds.
     assert found["idle"][0] + found["billing_increment"][0] == pico_of(8) // 60
-    assert run_checks(books, BOOK, clock.utc, rules=RULES) == []
-    rows = list(focus.rows(attribute(books, BOOK, clock.utc, rules=RULES)))
+    assert run_checks(leased_box, BOOK, clock.utc, rules=RULES) == []
+    rows = list(focus.rows(attribute(leased_box, BOOK, clock.utc, rules=RULES)))
     assert sum(pico_of(Decimal(row["EffectiveCost"])) for row in rows) == sum(pico for pico, _ in found.values())
 
 
-def test_a_state_that_is_billed_goes_on_costing_and_is_told_apart_from_running(any_database, books, clock):
-    found = by_category(books, clock, rules=(rule("stopped"),))
+def test_a_billed_state_costs_as_much_as_running_in_a_category_of_its_own(any_database, leased_box, clock):
+    found = by_category(leased_box, clock, rules=(rule("stopped"),))
     assert found["stopped"] == (pico_of(28), 28)
     assert sum(pico for pico, _ in found.values()) == pico_of(52) + pico_of(8) * 30 // HOUR
-    assert "billing_increment" not in found, "it never started anew"
-    assert run_checks(books, BOOK, clock.utc, rules=(rule("stopped"),)) == []
+    assert "billing_increment" not in found, "a billed stop is followed by no new start"
+    assert run_checks(leased_box, BOOK, clock.utc, rules=(rule("stopped"),)) == []
 
 
-def test_stopped_time_is_of_the_sweeps_that_stayed_attached_and_of_nobody_else(books, clock):
+def test_only_attached_sweeps_are_charged_for_stopped_time(leased_box, clock):
     rules = (rule("stopped"),)
-    assert by_category(books, clock, rules, sweep_id="sweep of t1")["stopped"] == (pico_of(28), 28)
-    assert "stopped" not in by_category(books, clock, rules, sweep_id="sweep of t2")
+    assert by_category(leased_box, clock, rules, sweep_id="sweep of t1")["stopped"] == (pico_of(28), 28)
+    assert "stopped" not in by_category(leased_box, clock, rules, sweep_id="sweep of t2")
 
 
 @pytest.mark.parametrize(("storage", "hours"), [("while_stopped", 6.5), ("while_running", 3)])
-def test_a_disk_goes_on_costing_while_its_machine_is_stopped_by_its_providers_rule(books, clock, storage, hours):
+def test_the_providers_rule_decides_the_cost_of_a_disk_of_a_stopped_machine(leased_box, clock, storage, hours):
     rules = (rule(storage=storage),)
     disk = MeteredResource(
         "d", "L1", "disk", "on_demand", "", "list", Decimal(744), START, START + round(6.5 * NS_PER_HOUR)
     )
-    metered.add_resource(books, disk, BOOK.rows[1], ())
-    cost, _ = by_category(books, clock, rules)["storage"]
+    metered.add_resource(leased_box, disk, BOOK.rows[1], ())
+    cost, _ = by_category(leased_box, clock, rules)["storage"]
     assert 0 <= pico_of(Decimal("0.31") * Decimal(str(hours))) - cost <= 2, "744 GiB for an hour are one for a month"
-    assert run_checks(books, BOOK, clock.utc, rules=rules) == []
+    assert run_checks(leased_box, BOOK, clock.utc, rules=rules) == []
 
 
-def test_what_was_stopped_is_as_it_was_known_then_in_an_as_of_report(books, clock):
+def test_an_as_of_report_uses_the_machine_states_recorded_by_then(leased_box, clock):
     then = clock.utc
     clock.advance_seconds(10)
-    enter(books, "stopped")
+    enter(leased_box, "stopped")
     clock.advance_seconds(HOUR)
-    assert by_category(books, clock)["stopped"] == (0, 36)
-    then_known = by_category(books, clock, as_of_ns=then)
+    assert by_category(leased_box, clock)["stopped"] == (0, 36)
+    then_known = by_category(leased_box, clock, as_of_ns=then)
     assert then_known["stopped"] == (0, 28)
-    assert then_known["idle"][1] == Decimal("8.088889"), "as if it ran on"
+    assert then_known["idle"][1] == Decimal("8.088889"), "as if the machine was still running"
 
 
 def test_the_same_state_again_changes_nothing(any_database, ledger, clock, make_lease):
@@ -142,7 +140,7 @@ def test_the_same_state_again_changes_nothing(any_database, ledger, clock, make_
     assert [change.state for change in load_changes(ledger.events)["L1"]] == ["stopped"]
 
 
-def test_what_cannot_be_is_refused_and_nothing_is_written(ledger, clock, make_lease):
+def test_an_impossible_state_change_is_refused(ledger, clock, make_lease):
     ledger.leases.open(make_lease("L1", sku="box", provider="cloud"))
     ledger.leases.attach("L1", "s1")
     ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(8), {})
@@ -167,7 +165,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(ledger, clock, make_le
         enter(ledger, "running", clock.utc - 61 * NS_PER_SECOND)
 
 
-def test_no_sweep_comes_to_a_stopped_machine_before_it_is_started(any_database, ledger, clock, make_lease):
+def test_no_sweep_is_attached_to_a_stopped_machine(any_database, ledger, clock, make_lease):
     ledger.leases.open(make_lease("L1", sku="box", provider="cloud"))
     enter(ledger, "stopped")
     with pytest.raises(IntegrityError, match=r"lease L1 is stopped since .*python -m cost leases start L1"):
@@ -178,7 +176,7 @@ def test_no_sweep_comes_to_a_stopped_machine_before_it_is_started(any_database, 
     assert ledger.leases.get("L1").sweeps == ("s1",)
 
 
-def test_a_closed_month_is_not_changed_by_a_stop_that_is_entered_late(ledger, clock, make_lease):
+def test_a_stop_in_a_closed_month_is_refused(ledger, clock, make_lease):
     ledger.leases.open(make_lease("L1", sku="box", provider="cloud", price_hash=BOX.hash))
     clock.advance_seconds(40 * 86_400)
     close_month(ledger, BOOK, "2026-01", clock.utc, rules=RULES)
@@ -188,20 +186,20 @@ def test_a_closed_month_is_not_changed_by_a_stop_that_is_entered_late(ledger, cl
     assert run_checks(ledger, BOOK, clock.utc, rules=RULES) == []
 
 
-def test_a_stopped_machine_that_costs_nothing_raises_no_alarm_and_one_that_does_is_named(books, clock):
-    enter(books, "stopped")
+def test_a_stopped_machine_gives_an_alert_only_if_it_costs_money(leased_box, clock):
+    enter(leased_box, "stopped")
     clock.advance_seconds(5 * HOUR)
-    (held,) = lease_statuses(books, BOOK, clock.utc, rules=RULES)
-    assert (held.machine_state, str(held.per_day), held.alert) == ("stopped", "0 USD", None)
-    (held,) = lease_statuses(books, BOOK, clock.utc, rules=(rule("stopped"),))
-    assert held.per_day
-    assert held.per_day.pico == 24 * pico_of(8)
-    assert "leases close L1" in (held.alert or "")
-    assert run_checks(books, BOOK, clock.utc, rules=RULES) == []
+    (status,) = lease_statuses(leased_box, BOOK, clock.utc, rules=RULES)
+    assert (status.machine_state, str(status.per_day), status.alert) == ("stopped", "0 USD", None)
+    (status,) = lease_statuses(leased_box, BOOK, clock.utc, rules=(rule("stopped"),))
+    assert status.per_day
+    assert status.per_day.pico == 24 * pico_of(8)
+    assert "leases close L1" in (status.alert or "")
+    assert run_checks(leased_box, BOOK, clock.utc, rules=RULES) == []
 
 
 @pytest.mark.parametrize("one", load_rules(), ids=lambda r: f"{r.provider}{'-spot' if 'spot' in r.purchases else ''}")
-def test_every_shipped_rule_bills_a_state_or_not_as_it_says(one):
+def test_every_rule_in_conf_bills_exactly_its_billed_states(one):
     row = price("box", "3600", provider=one.provider, purchase=one.purchases[0] if one.purchases else "on_demand")
     lease = Lease("L1", "i", "m", "box", one.provider, 8, "USD", row.hash)
     end = START + 12 * NS_PER_HOUR
@@ -210,8 +208,8 @@ def test_every_shipped_rule_bills_a_state_or_not_as_it_says(one):
             StateChange("L1", state, START + 4 * NS_PER_HOUR),
             StateChange("L1", "running", START + 8 * NS_PER_HOUR),
         ]
-        held = LeaseState(lease, START, end, "done", True, START, ())
-        cost = sum(s.pico for s in charge_lease_time(held, [row], load_rules(), end, changes))
+        lease_state = LeaseState(lease, START, end, "done", True, START, ())
+        cost = sum(s.pico for s in charge_lease_time(lease_state, [row], load_rules(), end, changes))
         assert cost == pico_of(3600) * (12 if state in one.billed_states else 8), state
 
 
@@ -222,10 +220,10 @@ times = st.lists(st.integers(1, 10 * NS_PER_HOUR), max_size=6, unique=True).map(
 
 @settings(max_examples=200)
 @given(times, st.integers(1, 11 * NS_PER_HOUR), times, st.booleans(), st.integers(1, 10**15))
-def test_runs_are_charged_one_by_one_without_a_gap_and_cutting_changes_nothing(at, held, cuts, closed, amount):
+def test_each_run_is_charged_separately_and_cutting_keeps_the_sum(at, leased_ns, cuts, closed, amount):
     row = price("box", format(Decimal(amount).scaleb(-12), "f"))
     lease = Lease("L1", "i", "m", "box", "cloud", 8, "USD", row.hash)
-    end = START + held
+    end = START + leased_ns
     state = LeaseState(lease, START, end if closed else None, "done" if closed else None, closed, START, ())
     changes = [StateChange("L1", ("stopped", "running")[n % 2], START + t) for n, t in enumerate(at)]
     segments = charge_lease_time(state, [row], RULES, end, changes)
@@ -250,15 +248,15 @@ def test_runs_are_charged_one_by_one_without_a_gap_and_cutting_changes_nothing(a
 # On the command line ----------------------------------------------------------------------------------------------
 
 
-def test_on_the_command_line(tmp_path: Path):
+def test_stop_and_start_on_the_command_line(tmp_path: Path):
     runner, root = CliRunner(), ["--root", str(tmp_path / "runs")]
     opening = ["leases", "open", "--machine", "m", "--sku", "lambda-h100x8", "--cards", "8", "--instance", "i-1"]
     opened = runner.invoke(app, [*opening, "--from", "2026-11-20T00:00", *root], catch_exceptions=False)
     lease = opened.output.strip()
     for command in (["stop", lease, "--at", "2026-11-20T02:00"], ["start", lease, "--at", "2026-11-21T00:00"]):
         for _ in range(2):
-            said = runner.invoke(app, ["leases", *command, *root], catch_exceptions=False)
-            assert (said.exit_code, said.output) == (0, ""), "the same again changes nothing"
+            result = runner.invoke(app, ["leases", *command, *root], catch_exceptions=False)
+            assert (result.exit_code, result.output) == (0, ""), "the same again changes nothing"
     runner.invoke(app, ["leases", "stop", lease, "--at", "2026-11-21T01:00", *root], catch_exceptions=False)
     (body,) = json.loads(runner.invoke(app, ["leases", "list", "--json", *root]).output)["leases"]
     rate = rule_for(load_rules(), "lambda")

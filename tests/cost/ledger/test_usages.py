@@ -36,7 +36,7 @@ def test_more_cards_than_the_machine_has_are_refused(leased):
 
 
 @pytest.mark.parametrize("cards", [Decimal(0), Decimal(-1), Decimal("0.0000001"), Decimal("NaN")])
-def test_a_number_of_cards_that_cannot_be_held_is_refused(leased, cards):
+def test_an_invalid_number_of_cards_is_refused(leased, cards):
     with pytest.raises(LedgerError, match="number of cards"):
         leased.usages.start(KEY, "s1", cards, {})
 

@@ -17,7 +17,7 @@ from tests.cost.conftest import rows_in
 KEY = UsageKey("L1", "t1", 1)
 
 
-def test_two_drivers_whose_clocks_differ_a_little_close_their_books(place, clock, make_lease):
+def test_two_drivers_with_slightly_different_clocks_can_close_a_lease(place, clock, make_lease):
     ahead = FakeClock(utc=clock.utc + 5_000_000)
     with Ledger.open(place, clock) as behind, Ledger.open(place, ahead) as other:
         behind.leases.open(make_lease())

@@ -85,12 +85,12 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("provider", "purchase", "held", "ended", "billed"), GOLDEN)
-def test_each_row_of_the_billing_table_charges_what_the_provider_says(provider, purchase, held, ended, billed):
+def test_each_row_of_the_billing_table_matches_the_providers_page(provider, purchase, held, ended, billed):
     rule = rule_for(RULES, provider, purchase)
     assert seconds_billed(rule, held, ended, purchase) == billed
 
 
-def test_disks_go_on_costing_while_stopped_where_the_provider_says_so():
+def test_the_providers_rule_decides_whether_a_stopped_machines_disk_costs_money():
     rules = {(r.provider, r.purchases): r.storage_rule for r in RULES}
     assert all(rule == "while_stopped" for (p, _), rule in rules.items() if p in ("aws", "runpod", "lambda", "vast"))
     assert {rule for (p, _), rule in rules.items() if p.startswith("cn-")} == {"daily"}

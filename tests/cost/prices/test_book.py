@@ -227,7 +227,7 @@ def test_the_hash_changes_with_what_is_charged_and_finds_the_row_again():
 # The data that is shipped -----------------------------------------------------------------------------------------
 
 
-def test_every_shipped_price_says_what_it_is_per_where_it_was_read_and_when():
+def test_every_price_in_conf_has_unit_source_and_day_read():
     book = PriceBook.load(FOLDER)
     assert len(book.rows) > 20
     for r in book.rows:

@@ -38,7 +38,7 @@ def rates(folder: Path, fixings: dict[str, str], day_read: str = "2025-12-01") -
 
 
 @pytest.fixture
-def books(ledger, clock, make_lease):
+def small_ledger(ledger, clock, make_lease):
     """A machine held by a sweep from the first of January, midnight, for 90 hours and a bit, with two trials."""
     ledger.leases.open(make_lease(sku="box", provider="cloud", price_hash=ROW.hash))
     ledger.leases.attach("L1", "s1")
@@ -52,7 +52,7 @@ def books(ledger, clock, make_lease):
     return ledger
 
 
-def test_what_a_machine_costs_over_several_days_is_converted_at_the_rate_of_each(books, clock, tmp_path):
+def test_what_a_machine_costs_over_several_days_is_converted_at_the_rate_of_each(small_ledger, clock, tmp_path):
     book = PriceBook((ROW,), rates(tmp_path, FIXINGS))
     hours = {"1.25": 24, "1.60": 48, "2": 18 + Decimal(60) / 3600}
     due = sum(Decimal("7.31") * hours[rate] / Decimal(rate) for rate in hours)
@@ -60,32 +60,32 @@ def test_what_a_machine_costs_over_several_days_is_converted_at_the_rate_of_each
     for by in (*GROUPINGS, "tag:team"):
         for idle in ("apart", "spread", "owner"):
             scope = ReportScope(by=by, currency="EUR", idle=idle)
-            totals.add(grouped_report(books, book, scope, clock.utc, rules=RULES).total_pico)
+            totals.add(grouped_report(small_ledger, book, scope, clock.utc, rules=RULES).total_pico)
     assert len(totals) == 1, "to the last digit"
     assert abs(totals.pop() - due * 10**12) <= 3, "each rate's part is rounded once"
 
 
-def test_every_row_of_a_csv_in_another_currency_names_its_rates_with_day_and_source(books, clock, tmp_path):
+def test_every_row_of_a_csv_in_another_currency_names_its_rates_with_day_and_source(small_ledger, clock, tmp_path):
     book = PriceBook((ROW,), rates(tmp_path, FIXINGS))
-    text = csv_text(grouped_report(books, book, ReportScope(by="month", currency="EUR"), clock.utc, rules=RULES))
+    text = csv_text(grouped_report(small_ledger, book, ReportScope(by="month", currency="EUR"), clock.utc, rules=RULES))
     for day, rate in FIXINGS.items():
         assert f"1 EUR = {rate} USD on {day} (bank)" in text
 
 
-def test_a_rate_that_was_read_later_does_not_change_an_old_report(books, clock, tmp_path):
+def test_a_rate_that_was_read_later_does_not_change_an_old_report(small_ledger, clock, tmp_path):
     folder = rates(tmp_path, {"2026-01-01": "1.25"})
     scope = ReportScope(currency="EUR", as_of_ns=clock.utc)
-    then = grouped_report(books, PriceBook((ROW,), folder), scope, clock.utc, rules=RULES).total_pico
+    then = grouped_report(small_ledger, PriceBook((ROW,), folder), scope, clock.utc, rules=RULES).total_pico
     rates(tmp_path, {"2026-01-02": "1.60"}, day_read="2026-01-20")
     book = PriceBook((ROW,), folder)
-    assert grouped_report(books, book, scope, clock.utc, rules=RULES).total_pico == then
-    assert grouped_report(books, book, ReportScope(currency="EUR"), clock.utc, rules=RULES).total_pico != then
+    assert grouped_report(small_ledger, book, scope, clock.utc, rules=RULES).total_pico == then
+    assert grouped_report(small_ledger, book, ReportScope(currency="EUR"), clock.utc, rules=RULES).total_pico != then
 
 
-def test_a_budget_in_another_currency_counts_what_the_report_says(books, clock, tmp_path):
+def test_a_budget_in_another_currency_equals_the_report(small_ledger, clock, tmp_path):
     book = PriceBook((ROW,), rates(tmp_path, FIXINGS))
-    snapshot = BudgetReader(books, book, ["month"], always=["month"], rules=RULES).read(clock.utc, exact=True)
-    report = grouped_report(books, book, ReportScope(by="month", currency="EUR"), clock.utc, rules=RULES)
+    snapshot = BudgetReader(small_ledger, book, ["month"], always=["month"], rules=RULES).read(clock.utc, exact=True)
+    report = grouped_report(small_ledger, book, ReportScope(by="month", currency="EUR"), clock.utc, rules=RULES)
     assert abs(snapshot.spent("month", "EUR").pico - report.total_pico) <= 3
     assert snapshot.spent("month", "USD").pico == pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60
 
@@ -97,15 +97,15 @@ def test_a_table_of_rates_that_cannot_be_read_is_named(tmp_path, text):
         load_rates(tmp_path)
 
 
-def test_without_a_limit_each_currency_of_a_month_is_told_once_and_not_converted(books, clock, tmp_path, make_lease):
+def test_without_a_limit_each_currency_has_one_row_and_is_not_converted(small_ledger, clock, tmp_path, make_lease):
     yuan = replace(ROW, sku="card", currency="CNY", price=Decimal(2))
     fixings = "rates:\n  - {base: USD, quote: CNY, rate: '7', day: 2026-01-01, source: b, day_read: 2025-12-01}\n"
     (tmp_path / "fx.yaml").write_text(fixings)
     book = PriceBook((ROW, yuan), str(tmp_path))
-    books.leases.open(make_lease("L2", sku="card", provider="cloud", currency="CNY", price_hash=yuan.hash))
+    small_ledger.leases.open(make_lease("L2", sku="card", provider="cloud", currency="CNY", price_hash=yuan.hash))
     clock.advance_seconds(3 * HOUR)
-    books.leases.close("L2", "done")
-    found, notes = budgets(books, book, clock.utc, rules=RULES)
+    small_ledger.leases.close("L2", "done")
+    found, notes = budgets(small_ledger, book, clock.utc, rules=RULES)
     due = Money(pico_of(Decimal("7.31")) * (90 * 60 + 1) // 60, "USD")
     assert [(one.name, one.spent) for one in found] == [
         ("month 2026-01", Money.parse("6 CNY")),
@@ -114,10 +114,10 @@ def test_without_a_limit_each_currency_of_a_month_is_told_once_and_not_converted
     assert notes == ()
 
 
-def test_a_budget_says_that_a_machine_without_a_price_is_in_none_of_its_amounts(books, clock, tmp_path, make_lease):
-    books.leases.open(make_lease("L2", sku="unheard-of", price_hash=None))
+def test_a_budget_notes_that_it_excludes_a_machine_without_a_price(small_ledger, clock, tmp_path, make_lease):
+    small_ledger.leases.open(make_lease("L2", sku="unheard-of", price_hash=None))
     clock.advance_seconds(HOUR)
-    _, notes = budgets(books, PriceBook((ROW,), str(tmp_path)), clock.utc, rules=RULES)
+    _, notes = budgets(small_ledger, PriceBook((ROW,), str(tmp_path)), clock.utc, rules=RULES)
     assert [note.partition(";")[0] for note in notes] == [
         "UNPRICED: the cost of lease L2 is unknown and in none of these amounts"
     ]

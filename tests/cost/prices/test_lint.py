@@ -122,7 +122,7 @@ def test_a_machine_whose_only_price_has_ended_is_found(tmp_path):
     assert "SKU 'a' has no current price" in finding.message
 
 
-def test_a_finding_says_what_would_be_right(tmp_path):
+def test_a_finding_names_the_remedy(tmp_path):
     (tmp_path / "m.yaml").write_text("sku: b\n")
     (finding,) = findings(priced(), machine_folder=tmp_path)
     assert str(finding).startswith("machine: m.yaml: SKU 'b' has no price; add it with: python -m cost prices add b ")

@@ -96,60 +96,60 @@ class Books:
 
 
 @pytest.fixture
-def books(tmp_path):
+def scenario(tmp_path):
     made = Books(tmp_path)
     yield made
     made.ledger.close()
 
 
 @pytest.fixture
-def full(books) -> Attribution:
-    books.lease("L1", "box", account="acc-1", region="eu-1", tags={"team": "rl"})
-    books.trial("L1", "t1", 3)
-    books.clock.advance_seconds(7)
-    books.trial("L1", "t2", 2.5, cards=3)
-    books.clock.advance_seconds(33)
-    books.ledger.leases.close("L1", "done")
-    books.ledger.corrections.add(
+def full(scenario) -> Attribution:
+    scenario.lease("L1", "box", account="acc-1", region="eu-1", tags={"team": "rl"})
+    scenario.trial("L1", "t1", 3)
+    scenario.clock.advance_seconds(7)
+    scenario.trial("L1", "t2", 2.5, cards=3)
+    scenario.clock.advance_seconds(33)
+    scenario.ledger.leases.close("L1", "done")
+    scenario.ledger.corrections.add(
         Correction("c1", "L1", "credit", -PICO_PER_UNIT, "USD", START + NS_PER_SECOND, "credit note")
     )
-    books.ledger.corrections.add(Correction("c2", "L1", "rollout", 7, "USD", START, "rounding", "s1", "t1", 1))
-    books.lease("L2", "spotted", purchase="spot", resource_id="i-0abc")
-    books.trial("L2", "t1", 1)
-    books.ledger.leases.close("L2", "done")
-    books.lease("L3", "power", cards=1, purchase="own", watts=Decimal(350))
-    books.trial("L3", "t3", 0.5, cards=1)
-    books.ledger.leases.close("L3", "done")
-    books.lease("L4", "deal", cards=2)
-    books.trial("L4", "t4", 0.25, cards=2)
-    books.ledger.leases.close("L4", "done")
-    return books.lines()
+    scenario.ledger.corrections.add(Correction("c2", "L1", "rollout", 7, "USD", START, "rounding", "s1", "t1", 1))
+    scenario.lease("L2", "spotted", purchase="spot", resource_id="i-0abc")
+    scenario.trial("L2", "t1", 1)
+    scenario.ledger.leases.close("L2", "done")
+    scenario.lease("L3", "power", cards=1, purchase="own", watts=Decimal(350))
+    scenario.trial("L3", "t3", 0.5, cards=1)
+    scenario.ledger.leases.close("L3", "done")
+    scenario.lease("L4", "deal", cards=2)
+    scenario.trial("L4", "t4", 0.25, cards=2)
+    scenario.ledger.leases.close("L4", "done")
+    return scenario.lines()
 
 
 @pytest.fixture
-def everything(books, full) -> Attribution:
+def everything(scenario, full) -> Attribution:
     """Those, and all else there is a kind of row for: a commitment, disks, traffic, a refund, a stop, a fee."""
-    start = books.clock.utc
+    start = scenario.clock.utc
     paid = Money.parse("60 USD")
     add_commitment(
-        books.ledger, Commitment("cb", "reserved", "cloud", "box", 8, paid, start, start + 10 * HOUR * 10**9), ()
+        scenario.ledger, Commitment("cb", "reserved", "cloud", "box", 8, paid, start, start + 10 * HOUR * 10**9), ()
     )
-    books.lease("L5", "box", tags={"commitment": "cb"}, region="eu-1")
-    books.trial("L5", "t5", 4)
-    books.ledger.leases.close("L5", "done")
-    books.clock.advance_seconds(6 * HOUR)
-    books.lease("L6", "saved", cards=1, purchase="savings_plan", tags={"commitment": "sp-1"})
-    books.trial("L6", "t6", 1, cards=1)
-    set_state(books.ledger, StateChange("L6", "stopped", books.clock.utc), RULES)
-    books.clock.advance_seconds(HOUR)
-    books.ledger.leases.close("L6", "done")
+    scenario.lease("L5", "box", tags={"commitment": "cb"}, region="eu-1")
+    scenario.trial("L5", "t5", 4)
+    scenario.ledger.leases.close("L5", "done")
+    scenario.clock.advance_seconds(6 * HOUR)
+    scenario.lease("L6", "saved", cards=1, purchase="savings_plan", tags={"commitment": "sp-1"})
+    scenario.trial("L6", "t6", 1, cards=1)
+    set_state(scenario.ledger, StateChange("L6", "stopped", scenario.clock.utc), RULES)
+    scenario.clock.advance_seconds(HOUR)
+    scenario.ledger.leases.close("L6", "done")
     for number, sku in enumerate(("disk", "sent", "asked", "setup")):
         one = MeteredResource(sku, "L1", sku, "on_demand", "", "list", Decimal(3), START, START + HOUR * 10**9)
-        metered.add_resource(books.ledger, one, BOOK.in_force(sku, START), ())
+        metered.add_resource(scenario.ledger, one, BOOK.in_force(sku, START), ())
         category = ("fee", "refund", "storage", "fx")[number]
-        books.ledger.corrections.add(Correction(f"k{number}", "L1", category, number + 1, "USD", START, "by hand"))
-    record_invoice(books.ledger, "sha256", {"L2": [(START, books.clock.utc)]}, "R-17")
-    return books.lines()
+        scenario.ledger.corrections.add(Correction(f"k{number}", "L1", category, number + 1, "USD", START, "by hand"))
+    record_invoice(scenario.ledger, "sha256", {"L2": [(START, scenario.clock.utc)]}, "R-17")
+    return scenario.lines()
 
 
 def total(rows: list[dict[str, str]], column: str) -> Decimal:
@@ -168,7 +168,7 @@ def test_the_file_has_all_21_mandatory_columns_in_order_with_our_own_last():
     assert all(re.fullmatch(r"[A-Z][A-Za-z]+", n) and len(n) <= 50 for n in of_focus)
 
 
-def test_every_row_of_every_kind_is_as_the_specification_says_column_by_column(everything):
+def test_every_row_follows_the_specification_in_every_column(everything):
     rows = list(focus.rows(everything))
     assert {name: found for name, row in enumerate(rows) if (found := findings(row))} == {}
     kinds = {(row["ChargeCategory"], row.get("PricingCategory") or "") for row in rows}
@@ -279,20 +279,20 @@ def test_list_and_contracted_prices_are_both_shown(full):
     assert row["EffectiveCost"] == row["ContractedCost"]
 
 
-def test_commitments_name_their_commitment_and_the_effective_price(books):
-    books.lease("L5", "saved", cards=1, purchase="savings_plan", tags={"commitment": "sp-1"})
-    books.trial("L5", "t1", 1, cards=1)
-    row = next(iter(focus.rows(books.lines())))
+def test_commitments_name_their_commitment_and_the_effective_price(scenario):
+    scenario.lease("L5", "saved", cards=1, purchase="savings_plan", tags={"commitment": "sp-1"})
+    scenario.trial("L5", "t1", 1, cards=1)
+    row = next(iter(focus.rows(scenario.lines())))
     assert (row["PricingCategory"], row["CommitmentDiscountId"]) == ("Committed", "sp-1")
     assert (row["CommitmentDiscountStatus"], row["CommitmentDiscountCategory"]) == ("Used", "Spend")
     assert abs(Decimal(row["EffectiveCost"]) * 4 - Decimal(row["ContractedCost"]) * 3) < Decimal("1e-11")
 
 
-def test_an_unpriced_lease_is_an_error_and_never_a_cost_of_zero(books):
-    books.ledger.leases.open(Lease("L9", "i-9", "m", "nothing", "cloud", 1, "USD", None))
-    books.clock.advance_seconds(60)
+def test_an_unpriced_lease_is_an_error_and_never_a_cost_of_zero(scenario):
+    scenario.ledger.leases.open(Lease("L9", "i-9", "m", "nothing", "cloud", 1, "USD", None))
+    scenario.clock.advance_seconds(60)
     with pytest.raises(MissingPriceError, match=r"lease L9.*python -m cost prices add nothing"):
-        list(focus.rows(books.lines()))
+        list(focus.rows(scenario.lines()))
 
 
 def test_version_1_3_carries_the_split_by_trial_and_its_ratios_sum_to_one(full):

@@ -69,8 +69,8 @@ def book() -> PriceBook:
 
 
 @pytest.fixture
-def held(ledger, make_lease):
-    def hold(lease_id="L1", sweeps=("s1",), **changes):
+def open_lease(ledger, make_lease):
+    def open_with_sweeps(lease_id="L1", sweeps=("s1",), **changes):
         ledger.leases.open(
             make_lease(lease_id, **{"sku": "box", "provider": "cloud", "price_hash": row().hash, **changes})
         )
@@ -78,7 +78,7 @@ def held(ledger, make_lease):
             ledger.leases.attach(lease_id, sweep)
         return ledger
 
-    return hold
+    return open_with_sweeps
 
 
 def whole_hours(report) -> dict[str, Decimal]:
@@ -86,8 +86,8 @@ def whole_hours(report) -> dict[str, Decimal]:
     return {r.name: Money(r.pico, r.currency).amount for r in report.rows}
 
 
-def test_startup_trials_idle_and_teardown_sum_to_the_lease(any_database, held, clock, book):
-    ledger = held()
+def test_startup_trials_idle_and_teardown_sum_to_the_lease(any_database, open_lease, clock, book):
+    ledger = open_lease()
     clock.advance_seconds(HOUR)
     keys = [UsageKey("L1", "t1", 1), UsageKey("L1", "t2", 1)]
     for key in keys:
@@ -109,8 +109,8 @@ def test_startup_trials_idle_and_teardown_sum_to_the_lease(any_database, held, c
     }
 
 
-def test_a_trial_is_split_by_phase_and_the_rest_is_other(held, clock, book):
-    ledger = held()
+def test_a_trial_is_split_by_phase_and_the_rest_is_other(open_lease, clock, book):
+    ledger = open_lease()
     key = UsageKey("L1", "t1", 1)
     ledger.usages.start(key, "s1", Decimal(8), {})
     ledger.usages.add_phases(key, 1, {"rollout": 8 * 900 * NS_PER_SECOND, "train": 8 * 450 * NS_PER_SECOND})
@@ -121,9 +121,9 @@ def test_a_trial_is_split_by_phase_and_the_rest_is_other(held, clock, book):
     assert "open" in trial.flags
 
 
-def test_work_after_the_last_checkpoint_of_an_attempt_that_died_is_lost(any_database, held, clock):
+def test_work_after_the_last_checkpoint_of_an_attempt_that_died_is_lost(any_database, open_lease, clock):
     book = PriceBook((row("6"),))
-    ledger = held(price_hash=row("6").hash)
+    ledger = open_lease(price_hash=row("6").hash)
     first, second = UsageKey("L1", "t1", 1), UsageKey("L1", "t1", 2)
     minute = 8 * 60 * NS_PER_SECOND
     ledger.usages.start(first, "s1", Decimal(8), {})
@@ -144,8 +144,8 @@ def test_work_after_the_last_checkpoint_of_an_attempt_that_died_is_lost(any_data
     assert trial.attempts == 2
 
 
-def test_steps_done_by_an_attempt_that_was_pruned_are_not_lost(held, clock, book):
-    ledger = held()
+def test_steps_done_by_an_attempt_that_was_pruned_are_not_lost(open_lease, clock, book):
+    ledger = open_lease()
     key = UsageKey("L1", "t1", 1)
     ledger.usages.start(key, "s1", Decimal(8), {})
     ledger.usages.add_phases(key, 1, {"train": 8 * HOUR * NS_PER_SECOND})
@@ -154,8 +154,8 @@ def test_steps_done_by_an_attempt_that_was_pruned_are_not_lost(held, clock, book
     assert list(sweep_report(ledger, book, "s1", clock.utc, rules=RULES).rows[0].categories) == ["train"]
 
 
-def test_a_lease_shared_by_two_sweeps_is_the_sum_of_both_and_of_what_is_unassigned(held, clock, book):
-    ledger = held(sweeps=(), opened_by="hand")
+def test_a_lease_shared_by_two_sweeps_is_the_sum_of_both_and_of_what_is_unassigned(open_lease, clock, book):
+    ledger = open_lease(sweeps=(), opened_by="hand")
     clock.advance_seconds(HOUR)
     ledger.leases.attach("L1", "s1")
     ledger.leases.attach("L1", "s2")
@@ -181,15 +181,15 @@ def test_a_lease_shared_by_two_sweeps_is_the_sum_of_both_and_of_what_is_unassign
     assert max(map(len, table)) <= 100
 
 
-def test_a_lease_without_any_usage_is_startup(held, clock, book):
-    ledger = held()
+def test_a_lease_without_any_usage_is_startup(open_lease, clock, book):
+    ledger = open_lease()
     clock.advance_seconds(2 * HOUR)
     assert whole_hours(sweep_report(ledger, book, "s1", clock.utc, rules=RULES)) == {"startup": 16}
 
 
-def test_fractions_of_one_card_share_it(held, clock):
+def test_fractions_of_one_card_share_it(open_lease, clock):
     book = PriceBook((row("1", cards=1),))
-    ledger = held(cards=1, price_hash=row("1", cards=1).hash)
+    ledger = open_lease(cards=1, price_hash=row("1", cards=1).hash)
     for number in range(3):
         ledger.usages.start(UsageKey("L1", f"t{number}", 1), "s1", Decimal("0.333333"), {})
     clock.advance_seconds(HOUR)
@@ -197,8 +197,8 @@ def test_fractions_of_one_card_share_it(held, clock):
     assert {r.name: r.pico for r in report.rows} == {**{f"t{n}": 333_333_000_000 for n in range(3)}, "idle": 10**6}
 
 
-def test_what_rounding_up_adds_is_a_category(held, clock, book):
-    ledger = held()
+def test_what_rounding_up_adds_is_a_category(open_lease, clock, book):
+    ledger = open_lease()
     key = UsageKey("L1", "t1", 1)
     ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(45 * 60)
@@ -208,9 +208,9 @@ def test_what_rounding_up_adds_is_a_category(held, clock, book):
     assert whole_hours(report) == {"t1": 6, "billing_increment": 2}
 
 
-def test_a_price_that_changes_mid_run_is_charged_at_the_price_in_force(held, clock):
+def test_a_price_that_changes_mid_run_is_charged_at_the_price_in_force(open_lease, clock):
     spot = (row("0.20", end="2026-01-01T08:00:00Z"), row("0.37", start="2026-01-01T08:00:00Z"))
-    ledger = held(price_hash=spot[0].hash)
+    ledger = open_lease(price_hash=spot[0].hash)
     key = UsageKey("L1", "t1", 1)
     ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(10 * HOUR)
@@ -219,17 +219,17 @@ def test_a_price_that_changes_mid_run_is_charged_at_the_price_in_force(held, clo
     assert report.total_pico == pico_of(Decimal("0.20") * 8 + Decimal("0.37") * 2)
 
 
-def test_own_hardware_is_imputed_and_billed_nothing(held, clock):
+def test_own_hardware_is_imputed_and_billed_nothing(open_lease, clock):
     own = row("0.25", sku="electricity", per="kwh", cards=0, purchase="own", provider="own")
-    ledger = held(cards=1, price_hash=own.hash, purchase="own", watts=Decimal(400))
+    ledger = open_lease(cards=1, price_hash=own.hash, purchase="own", watts=Decimal(400))
     clock.advance_seconds(10 * HOUR)
     report = sweep_report(ledger, PriceBook((own,)), "s1", clock.utc, rules=(rule("own"),))
     assert (report.total_pico, report.billed_pico) == (pico_of(1), 0)
     assert "imputed" in report.rows[0].flags
 
 
-def test_a_missing_price_is_named_and_unpriced_is_never_zero(held, clock):
-    ledger = held(price_hash=None)
+def test_a_missing_price_is_named_and_unpriced_is_never_zero(open_lease, clock):
+    ledger = open_lease(price_hash=None)
     clock.advance_seconds(HOUR)
     report = sweep_report(ledger, PriceBook(()), "s1", clock.utc, rules=RULES)
     assert report.unpriced
@@ -237,7 +237,7 @@ def test_a_missing_price_is_named_and_unpriced_is_never_zero(held, clock):
     assert trial_costs(ledger, PriceBook(()), "s1", clock.utc, rules=RULES) == {}
     (cells,) = csv.DictReader(io.StringIO(csv_text(report)))
     assert (cells["cost"], cells["flags"]) == ("UNPRICED", "UNPRICED")
-    held("L2", sweeps=("s2",))
+    open_lease("L2", sweeps=("s2",))
     clock.advance_seconds(HOUR)
     lost = sweep_report(ledger, PriceBook(()), "s2", clock.utc, rules=RULES)
     assert (lost.unpriced, lost.rows[0].cost) == (True, None)
@@ -246,16 +246,16 @@ def test_a_missing_price_is_named_and_unpriced_is_never_zero(held, clock):
     assert not sweep_report(ledger, PriceBook((row(),)), "s1", clock.utc, rules=RULES).unpriced, "a price added later"
 
 
-def test_tax_on_top_is_a_row_of_its_own(held, clock):
+def test_tax_on_top_is_a_row_of_its_own(open_lease, clock):
     taxed = row("8", tax_rate="0.19")
-    ledger = held(price_hash=taxed.hash)
+    ledger = open_lease(price_hash=taxed.hash)
     clock.advance_seconds(HOUR)
     report = sweep_report(ledger, PriceBook((taxed,)), "s1", clock.utc, rules=RULES)
     assert whole_hours(report) == {"startup": 8, "tax": Decimal("1.52")}
 
 
-def test_a_correction_changes_the_total_by_itself_and_is_marked(any_database, held, clock, book):
-    ledger = held()
+def test_a_correction_changes_the_total_by_itself_and_is_marked(any_database, open_lease, clock, book):
+    ledger = open_lease()
     key = UsageKey("L1", "t1", 1)
     ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(HOUR)
@@ -269,10 +269,10 @@ def test_a_correction_changes_the_total_by_itself_and_is_marked(any_database, he
     assert "corrected" in report.trials[0].flags
 
 
-def test_an_interval_across_two_drivers_and_an_estimated_end_are_flagged(held, clock, place, book):
+def test_an_interval_across_two_drivers_and_an_estimated_end_are_flagged(open_lease, clock, place, book):
     from cost.ledger.ledger import Ledger
 
-    ledger = held()
+    ledger = open_lease()
     key = UsageKey("L1", "t1", 1)
     ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(HOUR)
@@ -281,9 +281,9 @@ def test_an_interval_across_two_drivers_and_an_estimated_end_are_flagged(held, c
     assert sweep_report(ledger, book, "s1", clock.utc, rules=RULES).trials[0].flags == ("end_estimated", "wall")
 
 
-def awkward(held, clock, count=7):
+def awkward(open_lease, clock, count=7):
     """Trials whose costs are no whole number of any shown place."""
-    ledger = held(cards=7)
+    ledger = open_lease(cards=7)
     for number in range(count):
         key = UsageKey("L1", f"t{number}", 1)
         labels = {"stage": "smoke", "state": "COMPLETED", "acc": "0.5", "lr": "1e-05", "steps": "20"}
@@ -298,9 +298,9 @@ def awkward(held, clock, count=7):
 
 
 @pytest.mark.parametrize("places", [0, 2, 4, 6, 12])
-def test_rounded_rows_and_the_rounding_row_sum_to_the_rounded_total(held, clock, places):
+def test_rounded_rows_and_the_rounding_row_sum_to_the_rounded_total(open_lease, clock, places):
     price = row("1.006", cards=7)
-    ledger = awkward(held, clock)
+    ledger = awkward(open_lease, clock)
     report = sweep_report(ledger, PriceBook((price,)), "s1", clock.utc, rules=RULES)
     cells = list(csv.DictReader(io.StringIO(csv_text(report, places=places))))
     total = Money(report.total_pico, "USD").amount
@@ -310,8 +310,8 @@ def test_rounded_rows_and_the_rounding_row_sum_to_the_rounded_total(held, clock,
         assert sum(parts) == Decimal(cell["cost"]), "a row adds up across its categories"
 
 
-def test_json_adds_up_exactly(held, clock):
-    ledger = awkward(held, clock)
+def test_json_adds_up_exactly(open_lease, clock):
+    ledger = awkward(open_lease, clock)
     report = sweep_report(ledger, PriceBook((row("1.006", cards=7),)), "s1", clock.utc, rules=RULES)
     body = json.loads(as_json(report))
     rows = body["trials"] + body["overheads"]
@@ -320,8 +320,8 @@ def test_json_adds_up_exactly(held, clock):
     assert all(sum(map(Decimal, r["categories"].values())) == Decimal(r["cost"]) for r in rows)
 
 
-def test_the_csv_has_the_documented_columns_and_replaces_an_older_one_whole(held, clock, tmp_path):
-    ledger = awkward(held, clock, count=1)
+def test_the_csv_has_the_documented_columns_and_replaces_an_older_one_whole(open_lease, clock, tmp_path):
+    ledger = awkward(open_lease, clock, count=1)
     report = sweep_report(ledger, PriceBook((row("1.006", cards=7),)), "s1", clock.utc, rules=RULES)
     target = tmp_path / "new folder" / "cost.csv"
     write_csv(report, target)
@@ -346,9 +346,9 @@ def test_a_report_written_to_what_is_no_file_does_not_replace_it(tmp_path):
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-def test_small_amounts_are_shown_and_large_ones_have_four_places(held, clock):
+def test_small_amounts_are_shown_and_large_ones_have_four_places(open_lease, clock):
     tiny = row("0.000001", cards=7)
-    ledger = awkward(held, clock)
+    ledger = awkward(open_lease, clock)
     report = sweep_report(ledger, PriceBook((tiny,)), "s1", clock.utc, rules=RULES)
     amounts = [line.split()[-2] for line in report_table(report).splitlines()[2:]]
     assert amounts[-1] == "0.0000000367"
@@ -357,17 +357,17 @@ def test_small_amounts_are_shown_and_large_ones_have_four_places(held, clock):
     assert report_table(report).split()[-2] == "36.6667"
 
 
-def test_a_lease_that_ended_is_charged_in_full_whenever_it_is_looked_at(held, clock, book):
-    ledger = held()
+def test_a_lease_that_ended_is_charged_in_full_whenever_it_is_looked_at(open_lease, clock, book):
+    ledger = open_lease()
     clock.advance_seconds(HOUR)
     ledger.leases.detach("L1", "s1", "done")
     assert sweep_report(ledger, book, "s1", clock.utc - 1800 * NS_PER_SECOND, rules=RULES).total_pico == pico_of(8)
 
 
-def test_four_machines_whose_spot_price_changed_mid_run_are_charged_by_segment(held, clock):
+def test_four_machines_whose_spot_price_changed_mid_run_are_charged_by_segment(open_lease, clock):
     spot = (row("0.20", end="2026-01-01T08:00:00Z"), row("0.37", start="2026-01-01T08:00:00Z"))
     for number in range(4):
-        ledger = held(f"L{number}", price_hash=spot[0].hash)
+        ledger = open_lease(f"L{number}", price_hash=spot[0].hash)
     clock.advance_seconds(10 * HOUR)
     report = sweep_report(ledger, PriceBook(spot), "s1", clock.utc, rules=RULES)
     assert Money(report.total_pico, "USD") == Money.parse("9.36 USD")
@@ -383,8 +383,8 @@ def test_a_machine_that_never_came_up_costs_nothing(ledger, make_lease, clock, b
     assert sum(line.pico for line in lines) == pico_of(8)
 
 
-def test_a_machine_that_its_provider_took_back_early_is_free_where_the_rule_says_so(held, clock, book):
-    ledger = held()
+def test_a_machine_that_its_provider_took_back_early_is_free_if_the_rule_waives_it(open_lease, clock, book):
+    ledger = open_lease()
     clock.advance_seconds(HOUR - 1)
     ledger.leases.close("L1", "taken_back")
     waiver = (rule(interruption_waiver_s=HOUR),)
@@ -392,16 +392,16 @@ def test_a_machine_that_its_provider_took_back_early_is_free_where_the_rule_says
     assert sweep_report(ledger, book, "s1", clock.utc, rules=RULES).total_pico > 0
 
 
-def test_a_machine_that_its_user_gave_back_early_is_charged(held, clock, book):
-    ledger = held()
+def test_a_machine_that_its_user_gave_back_early_is_charged(open_lease, clock, book):
+    ledger = open_lease()
     clock.advance_seconds(HOUR - 1)
     ledger.leases.detach("L1", "s1", "interrupted")
     waiver = (rule(interruption_waiver_s=HOUR),)
     assert sweep_report(ledger, book, "s1", clock.utc, rules=waiver).total_pico > 0
 
 
-def test_card_hours_count_every_card_that_is_held_whatever_it_does(held, clock, book):
-    ledger = held()
+def test_card_hours_include_all_leased_cards(open_lease, clock, book):
+    ledger = open_lease()
     key = UsageKey("L1", "t1", 1)
     ledger.usages.start(key, "s1", Decimal(6), {})
     ledger.usages.add_phases(key, 1, {"train": 2 * HOUR * NS_PER_SECOND})
@@ -412,8 +412,8 @@ def test_card_hours_count_every_card_that_is_held_whatever_it_does(held, clock, 
     assert sum(r.card_hours for r in report.rows) == 8
 
 
-def test_closing_twice_writes_one_row_and_bills_once(held, clock, book):
-    ledger = held()
+def test_closing_twice_writes_one_row_and_bills_once(open_lease, clock, book):
+    ledger = open_lease()
     key = UsageKey("L1", "t1", 1)
     ledger.usages.start(key, "s1", Decimal(8), {})
     clock.advance_seconds(HOUR)
@@ -428,10 +428,10 @@ def test_closing_twice_writes_one_row_and_bills_once(held, clock, book):
     assert (after.total_pico, after.rows) == (before.total_pico, before.rows)
 
 
-def test_another_program_sees_the_same_numbers_as_long_as_nothing_is_written(held, clock, book, place):
+def test_another_program_sees_the_same_numbers_as_long_as_nothing_is_written(open_lease, clock, book, place):
     from cost.ledger.ledger import Ledger
 
-    ledger = awkward(held, clock)
+    ledger = awkward(open_lease, clock)
     price = PriceBook((row("1.006", cards=7),))
     with Ledger.open(place, read_only=True) as reader:
         assert sweep_report(reader, price, "s1", clock.utc, rules=RULES) == sweep_report(
@@ -451,8 +451,10 @@ def test_every_column_flag_category_and_check_is_documented():
     assert [name for name in CHECKS if f"`{name}`" not in ledger] == []
 
 
-def test_the_forecast_of_a_trials_first_attempt_is_in_its_columns_to_the_last_digit(any_database, held, clock, book):
-    ledger = held()
+def test_the_forecast_of_a_trials_first_attempt_is_in_its_columns_to_the_last_digit(
+    any_database, open_lease, clock, book
+):
+    ledger = open_lease()
     said = ({"forecast_p50": "0.012345678901 USD", "forecast_p90": "0.02 USD"}, {"forecast_p50": "9 USD"}, {})
     for number, labels in enumerate(said, 1):
         key = UsageKey("L1", "t1", number)
@@ -468,12 +470,12 @@ def test_the_forecast_of_a_trials_first_attempt_is_in_its_columns_to_the_last_di
     assert json.loads(as_json(report))["trials"][0]["labels"]["forecast_p50"] == "0.012345678901 USD"
 
 
-def test_a_forecast_is_converted_with_the_costs_it_stands_beside(held, clock, book, tmp_path):
+def test_a_forecast_is_converted_with_the_costs_it_stands_beside(open_lease, clock, book, tmp_path):
     from cost.reports.grouped import ReportScope, grouped_report
 
     rate = "{base: USD, quote: EUR, rate: '0.5', day: 2025-12-31, source: bank, day_read: 2026-01-01}"
     (tmp_path / "fx.yaml").write_text(f"rates:\n  - {rate}\n", encoding="utf-8")
-    ledger = held()
+    ledger = open_lease()
     ledger.usages.start(UsageKey("L1", "t1", 1), "s1", Decimal(8), {"forecast_p50": "3 USD"})
     clock.advance_seconds(HOUR)
     scope = ReportScope(by="trial", currency="EUR")
@@ -483,10 +485,10 @@ def test_a_forecast_is_converted_with_the_costs_it_stands_beside(held, clock, bo
 
 
 @pytest.mark.parametrize("text", ["0.5", "", "about 3 USD", "-1 USD", "1e-3 USD"])
-def test_a_forecast_that_is_no_amount_with_a_currency_is_refused_when_it_is_written(held, text):
+def test_a_forecast_that_is_no_amount_with_a_currency_is_refused_when_it_is_written(open_lease, text):
     from cost.records import LedgerError
 
-    ledger, key = held(), UsageKey("L1", "t1", 1)
+    ledger, key = open_lease(), UsageKey("L1", "t1", 1)
     with pytest.raises(LedgerError, match="label forecast_p50"):
         ledger.usages.start(key, "s1", Decimal(8), {"forecast_p50": text})
     ledger.usages.start(key, "s1", Decimal(8), {})
