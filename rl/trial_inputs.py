@@ -96,7 +96,7 @@ def check_trial(spec: TrialSpec, task: Task | None, model: ModelInputs | None) -
     if model is not None:
         problems += _tokenizer_problems(model)
         if model.architecture is not None:
-            problems += [*_lora_problems(spec, model.architecture), *_engine_problems(spec, model.architecture)]
+            problems += _lora_problems(spec, model.architecture)
     if task is not None and model is not None and model.tokenizer is not None:
         try:
             prompts = encode_prompts(spec, model.tokenizer, task)
@@ -209,15 +209,3 @@ def _lora_problems(spec: TrialSpec, model: Architecture) -> Iterator[str]:
     if spec.model.lora_rank and model.linears and not model.adapted(targets):
         known = sorted({x.name.rpartition(".")[2] for x in model.linears})
         yield f"model.lora_targets={', '.join(targets)}: {model.name} has no such layer; it has {', '.join(known)}"
-
-
-def _engine_problems(spec: TrialSpec, model: Architecture) -> Iterator[str]:
-    """vLLM allocates for the longest prompt and completion that the limits allow, and refuses more than the context."""
-    rollout = spec.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_completion_tokens
-    if rollout.engine == "vllm" and model.positions is not None and longest > model.positions:
-        yield (
-            f"rollout.max_prompt_tokens={rollout.max_prompt_tokens} and rollout.max_completion_tokens="
-            f"{rollout.max_completion_tokens} are together more than the model's {model.positions} positions, which "
-            f"rollout.engine=vllm refuses; use at most {model.positions} in total"
-        )

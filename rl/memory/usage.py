@@ -106,7 +106,7 @@ def _choices(spec: TrialSpec, device: str) -> list[TrialSpec]:
 def _use(model: Architecture, spec: TrialSpec, device: str, engine: str, prompt: int, card_bytes: int) -> MemoryUse:
     resident = _resident(model, spec, device, engine, card_bytes)
     training = _training(model, spec, _largest_batch(spec, prompt))
-    sampling = _sampling(model, spec, prompt) if engine == "transformers" else _vllm_sync(model, spec)
+    sampling = _sampling(model, spec, prompt) if engine == "transformers" else {}
     if sum(training.values()) >= sum(sampling.values()):
         return MemoryUse("training", _parts(resident | training))
     return MemoryUse("sampling", _parts(resident | sampling))
@@ -125,11 +125,10 @@ def _resident(model: Architecture, spec: TrialSpec, device: str, engine: str, ca
     trained = _trained_parameters(model, spec)
     adapters = trained if spec.model.lora_rank else 0
     sizes = {"weights": _weight_bytes(model, spec) + adapters * FP32, "optimiser": 2 * trained * FP32}
-    copied = _frozen_copy_bytes(model, spec) + adapters * FP32
     if spec.algorithm.kl_coef > 0 and not spec.model.lora_rank:
-        sizes["reference"] = copied
+        sizes["reference"] = _frozen_copy_bytes(model, spec)
     if engine == "transformers":
-        sizes["engine weights"] = copied
+        sizes["engine weights"] = _frozen_copy_bytes(model, spec)
     elif device == "cuda":
         sizes["engine (vllm)"] = max(
             int(spec.rollout.gpu_memory_utilization * card_bytes), _least_vllm_bytes(model, spec)
@@ -153,19 +152,29 @@ def _trained_parameters(model: Architecture, spec: TrialSpec) -> int:
 
 
 def _weight_bytes(model: Architecture, spec: TrialSpec) -> int:
-    """Trained weights are fp32. Under LoRA the frozen weights have the precision of the trainer."""
-    return model.parameters * (_width(spec) if spec.model.lora_rank else FP32)
+    """Trained weights are fp32. Under LoRA the frozen linear layers have the precision of the trainer."""
+    if not spec.model.lora_rank:
+        return model.parameters * FP32
+    linear = _linear_parameters(model)
+    return linear * _width(spec) + (model.parameters - linear) * FP32
 
 
 def _frozen_copy_bytes(model: Architecture, spec: TrialSpec) -> int:
-    """Under autocast a frozen copy has bf16 linear layers, and a head of its own where the head was tied."""
-    if spec.trainer.precision == "fp32":
-        return model.parameters * FP32
+    """Of a copy that shares the weights that are not trained.
+
+    Under autocast it has bf16 linear layers, and a head of its own where the head was tied.
+    """
+    width = _width(spec)
+    tied_head = model.head_parameters * BF16 if model.tied and width == BF16 else 0
     if spec.model.lora_rank:
-        return model.parameters * BF16
-    linear = model.linear_parameters + (0 if model.tied else model.head_parameters)
-    tied_head = model.head_parameters * BF16 if model.tied else 0
-    return linear * BF16 + (model.parameters - linear) * FP32 + tied_head
+        return _trained_parameters(model, spec) * width + tied_head
+    linear = _linear_parameters(model)
+    return linear * width + (model.parameters - linear) * FP32 + tied_head
+
+
+def _linear_parameters(model: Architecture) -> int:
+    """Weights of linear layers, with the projection to the vocabulary where it is not the embedding."""
+    return model.linear_parameters + (0 if model.tied else model.head_parameters)
 
 
 def _width(spec: TrialSpec) -> int:
@@ -225,11 +234,8 @@ def _layer_bytes(model: Architecture, spec: TrialSpec, batch: _Batch) -> _LayerB
     width, tokens = _width(spec), batch.tokens
     hidden, query, mlp = model.hidden, model.query_width, model.mlp_width
     lora = spec.model.lora_rank > 0
-    mixed = width == BF16 and not lora
-    """Master weights are fp32: the residual stream and the norms are fp32, each linear layer casts its own input."""
-    stream = FP32 if mixed or width == FP32 else BF16
-    per_token = 2 * hidden * stream  # the residual stream before each norm
-    if model.norm_keeps_output and (not lora or width == BF16):
+    per_token = 2 * hidden * FP32  # the residual stream before each norm, fp32 in either precision
+    if model.norm_keeps_output and not lora:
         per_token += 2 * hidden * FP32  # normalised, for the gradient of the norm
     if model.query_norm:
         per_token += (query + model.key_width) * (FP32 + width)
@@ -237,7 +243,7 @@ def _layer_bytes(model: Architecture, spec: TrialSpec, batch: _Batch) -> _LayerB
     needed = {x.name for x in (model.adapted(spec.model.lora_targets) if lora else model.linears)}
     for place in ("attention_input", "mlp_input"):
         readers = [x for x in layer if x.place == place and x.name in needed]
-        per_token += _inputs_bytes(readers, width, each=mixed or (lora and width == BF16))
+        per_token += _inputs_bytes(readers, width, each=width == BF16)
     # queries and the output; keys and values, which a mask of packed rows needs once per query head
     per_token += 2 * (query + (query if spec.trainer.packing else model.key_width)) * width
     per_token += model.mlp_tensors * mlp * width
@@ -277,7 +283,9 @@ def _head_bytes(model: Architecture, spec: TrialSpec, batch: _Batch) -> int:
     gradient = 0 if spec.model.lora_rank else model.head_parameters * (FP32 + width)
     forward = logits * 2 * FP32
     backward = logits * (FP32 + narrow) + gradient
-    return hidden + model.head_parameters * narrow + max(forward, backward)
+    stored_in_bf16 = spec.model.lora_rank > 0 and not model.tied
+    cast = 0 if stored_in_bf16 else model.head_parameters * narrow
+    return hidden + cast + max(forward, backward)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,11 +309,3 @@ def _sampling(model: Architecture, spec: TrialSpec, prompt: int) -> dict[str, in
         "key-value cache": layer * model.layers + max(layer, repeated),
         "sampled logits": rows * model.vocabulary * SAMPLED_LOGIT_BYTES,
     }
-
-
-def _vllm_sync(model: Architecture, spec: TrialSpec) -> dict[str, int]:
-    """At a weight sync the adapted layers are merged into new tensors, all at once."""
-    if not spec.model.lora_rank:
-        return {}
-    merged = sum(x.parameters for x in model.adapted(spec.model.lora_targets))
-    return {"merged weights": merged * _width(spec)}

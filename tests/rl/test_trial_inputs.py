@@ -60,10 +60,9 @@ ROLLOUT = RolloutSpec(max_completion_tokens=8)
         ({"prompts_per_step": 7}, ("search.prompts_per_step=7", "6 distinct training questions")),
         ({"rollout": replace(ROLLOUT, max_prompt_tokens=5)}, ("rollout.max_prompt_tokens=5", "longer")),
         ({"rollout": replace(ROLLOUT, max_completion_tokens=60)}, ("rollout.max_completion_tokens=60", "64 positions")),
-        ({"rollout": replace(ROLLOUT, engine="vllm")}, ("rollout.max_prompt_tokens=256", "rollout.engine=vllm")),
         ({"model": ModelSpec("hf", lora_rank=4, lora_targets=("c_attn",))}, ("model.lora_targets=c_attn", "q_proj")),
     ],
-    ids=["more prompts than questions", "long prompt", "longer than the context", "vllm's context", "LoRA targets"],
+    ids=["more prompts than questions", "long prompt", "longer than the context", "LoRA targets"],
 )
 def test_what_a_trial_refuses_is_found_without_weights_and_names_the_key(tmp_path, trial, words):
     text = only(problems(a_folder(tmp_path / "m"), tmp_path, **({"rollout": ROLLOUT} | trial)))
