@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,11 @@ from sweeps.config.build import compose
 from sweeps.config.overrides import key_of
 from sweeps.config.suggestions import nearest_keys, quoted_text
 from sweeps.config.types import ConfigError
+from sweeps.driver.summary import next_command
+from sweeps.search.best import best, instead_of
 from tests.sweeps.config.test_messages import NAMES, STAGE, TYPES, message
+from tests.sweeps.in_process import a_sweep
+from tests.sweeps.search_spaces import ONE_POINT
 
 MORE = [
     ["algorithm.lr=[1e-4,3e-4]"],
@@ -138,3 +143,13 @@ def test_an_override_that_is_left_out_causes_no_further_complaint() -> None:
 def test_wrong_keys_are_named_where_the_stage_is_missing_too() -> None:
     with pytest.raises(ConfigError, match=r"(?s)algorithm\.lrr.*no stage was chosen"):
         compose(["algorithm.lrr=1"])
+
+
+def test_the_next_command_and_the_best_point_of_a_search_work_when_they_are_typed(tmp_path: Path) -> None:
+    space = ("search.space.algorithm=[grpo,dapo]", "search.space.task.format_pattern=['^a, \"b\"','.*']")
+    typed = ["+stage=smoke", "trainer=simulated", "rollout=simulated", *space, 'gate.force="it\'s, fine"']
+    found = best((sweep := a_sweep(tmp_path, *space, *ONE_POINT, "stage.steps=2").run()).cfg, sweep.journal.record)
+    assert found is not None
+    words = shlex.split(next_command("single", instead_of(typed, found.values)))
+    assert words[:3] == ["python", "sweep.py", "+stage=single"]
+    compose([*words[2:], *found.batch])
