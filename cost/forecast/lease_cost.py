@@ -1,7 +1,7 @@
-"""What a forecast costs: its lease through the provider's billing rule at dated prices, by category, exactly.
+"""The exact forecast cost of a lease by category, from the provider's billing rule and dated prices.
 
-A charge never falls when a machine is held longer, so the P50 and P90 of the charge are the charges of the lease's P50
-and P90. Amounts are integers of 1e-12 of the currency.
+A longer lease never costs less, so the P50 and P90 of the charge are the charges of the P50 and P90 of the lease.
+Amounts are integers of 1e-12 of the currency.
 """
 
 from __future__ import annotations
