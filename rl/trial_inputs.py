@@ -8,6 +8,7 @@ Tested in tests/rl/test_trial_inputs.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,44 +93,70 @@ def check_trial(spec: TrialSpec, task: Task | None, model: ModelInputs | None) -
     problems: list[str] = []
     longest = None
     if task is not None:
-        problems += [*_sampler_problems(spec, task), *_scorer_problems(spec, task)]
+        problems += _scorer_problems(spec, task)
     if model is not None:
         problems += _tokenizer_problems(model)
         if model.architecture is not None:
             problems += _lora_problems(spec, model.architecture)
     if task is not None and model is not None and model.tokenizer is not None:
         try:
-            prompts = encode_prompts(spec, model.tokenizer, task)
+            encoded = encode_prompts(spec, model.tokenizer, task)
+            task, prompts = encoded.task, encoded.prompts
             longest = max(map(len, prompts.values()))
             check_context(spec, prompts, model.architecture.positions if model.architecture else None)
         except ConfigurationError as error:
             problems.append(str(error))
+    if task is not None:
+        problems += _sampler_problems(spec, task)
     return TrialReport(tuple(problems), longest)
 
 
-def encode_prompts(spec: TrialSpec, tokenizer: Any, task: Task) -> dict[str, tuple[int, ...]]:
-    """Token ids of the prompt of every question, by question id.
+@dataclass(frozen=True)
+class EncodedTask:
+    """A task without the questions whose prompts are too long, and the prompts of all others."""
+
+    task: Task
+    prompts: Mapping[str, tuple[int, ...]]
+    """Token ids by question id."""
+    notes: tuple[str, ...]
+    """How many questions were left out; empty: none."""
+
+
+def encode_prompts(spec: TrialSpec, tokenizer: Any, task: Task) -> EncodedTask:
+    """Encode the prompt of every question. Questions with prompts above `rollout.max_prompt_tokens` are left out.
 
     Raises:
-        ConfigurationError: the chat template is missing or refuses the messages; empty or overlong prompts. The message
-            gives their number, and the length of the longest.
+        ConfigurationError: the chat template is missing or refuses the messages, a prompt is empty, or too few
+            questions have prompts that are short enough.
     """
     from rl.tasks.prompts import encode_prompt
 
     questions = (*task.train, *task.evaluation)
     prompts = {q.question_id: tuple(encode_prompt(q, tokenizer, spec.model.chat_template)) for q in questions}
     lengths = {i: len(ids) for i, ids in prompts.items()}
-    longest, limit = max(lengths.values()), spec.rollout.max_prompt_tokens
-    if longest > limit:
-        over = sum(n > limit for n in lengths.values())
-        raise ConfigurationError(
-            f"{over} of {len(lengths)} prompts are longer than rollout.max_prompt_tokens={limit}; the longest has "
-            f"{longest} tokens. Prompts are never truncated: set rollout.max_prompt_tokens={longest}, or remove the "
-            "long questions"
-        )
     if min(lengths.values()) < 1:
         raise ConfigurationError(f"task {spec.task.name!r} has an empty prompt: a prompt needs at least one token")
-    return prompts
+    longest, limit = max(lengths.values()), spec.rollout.max_prompt_tokens
+    if longest <= limit:
+        return EncodedTask(task, prompts, ())
+    over = (
+        f"{sum(n > limit for n in lengths.values())} of {len(lengths)} prompts are longer than "
+        f"rollout.max_prompt_tokens={limit}; the longest has {longest} tokens"
+    )
+    train, evaluation = (
+        tuple(q for q in part if lengths[q.question_id] <= limit) for part in (task.train, task.evaluation)
+    )
+    left = f"{len(train)} questions for training and {len(evaluation)} for evaluation remain"
+    if len(train) < min(spec.prompts_per_step, len(task.train)) or (task.evaluation and not evaluation):
+        raise ConfigurationError(
+            f"{over}. Without them {left}, too few for prompts_per_step={spec.prompts_per_step} and an evaluation. "
+            f"Prompts are never truncated: set rollout.max_prompt_tokens={longest}, or replace the long questions"
+        )
+    return EncodedTask(
+        dataclasses.replace(task, train=train, evaluation=evaluation),
+        {q.question_id: prompts[q.question_id] for q in (*train, *evaluation)},
+        (f"{over}. They are left out: {left}",),
+    )
 
 
 def check_context(spec: TrialSpec, prompts: Mapping[str, tuple[int, ...]], positions: int | None) -> None:

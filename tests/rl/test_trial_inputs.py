@@ -106,3 +106,22 @@ def test_a_template_error_inside_an_attempt_is_a_configuration_error(tmp_path: P
     spec: TrialSpec = a_trial(task=task)
     with pytest.raises(ConfigurationError, match="no system role"):
         encode_prompts(spec, tokenizer, load_task(task))
+
+
+def test_questions_with_overlong_prompts_are_left_out_counted_and_reported(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    task = load_task(a_task(tmp_path))
+    long = replace(task.train[0], messages=({"role": "user", "content": "one " * 90},))
+    task = replace(task, train=(long, *task.train[1:]))
+    tokenizer = AutoTokenizer.from_pretrained(a_folder(tmp_path / "m"))
+    spec: TrialSpec = a_trial(rollout=replace(ROLLOUT, max_prompt_tokens=40), prompts_per_step=4)
+    encoded = encode_prompts(spec, tokenizer, task)
+    assert encoded.task.train == task.train[1:]
+    assert encoded.task.evaluation == task.evaluation
+    assert set(encoded.prompts) == {q.question_id for q in (*task.train[1:], *task.evaluation)}
+    (note,) = encoded.notes
+    assert f"1 of {len(task.train) + len(task.evaluation)} prompts are longer" in note
+    assert "left out" in note
+    with pytest.raises(ConfigurationError, match=r"max_prompt_tokens=40.*too few for prompts_per_step=6"):
+        encode_prompts(replace(spec, prompts_per_step=6), tokenizer, task)

@@ -106,13 +106,15 @@ def build_components(
         _set_determinism(spec.trainer.deterministic)
         torch.manual_seed(derived_seed(spec.seed, "weights"))
         task = load_task(spec.task)
-        sampler = PromptSampler(task.train, spec.prompts_per_step, spec.seed)
         scorer = cleanup.enter_context(Scorer(spec.task, task.user_scorer))
         folder = prepare(spec.model, spec.task, Path(spec.cache_dir))
         read_tokenizer(folder)  # refuses missing or unreadable files before the weights are read
         trainer, notes = _with_precision(spec.trainer, device, loaded.state if loaded else None)
         policy = load_policy(folder, spec.model, trainer, device)
-        prompts = encode_prompts(spec, policy.tokenizer, task)
+        encoded = encode_prompts(spec, policy.tokenizer, task)
+        task, prompts = encoded.task, encoded.prompts
+        notes += encoded.notes
+        sampler = PromptSampler(task.train, spec.prompts_per_step, spec.seed)
         network: Any = policy.model
         check_context(spec, prompts, getattr(network.config, "max_position_embeddings", None))
         check_embedding(len(policy.tokenizer), network.get_input_embeddings().weight.shape[0])
