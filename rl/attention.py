@@ -4,7 +4,7 @@ A packed row needs an explicit mask. Every attention implementation takes its ow
 takes numbers that are added to the scores, `flash_attention_2` takes no such mask. Models with a sliding window need a
 mask with that window, and models with several types of layers need one mask per type.
 
-Tested in tests/rl/test_policy.py and tests/rl/test_probe.py.
+Tested in tests/rl/test_policy.py and tests/rl/checks/test_probe.py.
 """
 # ruff: noqa: F722 - jaxtyping's shape strings are not Python
 
@@ -27,7 +27,7 @@ _DYNAMIC_ROPE = ("dynamic", "longrope")
 def packing_obstacle(config: Any) -> str | None:
     """Why a model with this transformers configuration cannot compute packed rows; None: nothing is known against it.
 
-    Whether the model then computes them correctly is measured by `rl.probe`.
+    Whether the model then computes them correctly is measured by `rl.checks.probe`.
     """
     implementation = config._attn_implementation
     if implementation not in _MASKED_IMPLEMENTATIONS:

@@ -284,8 +284,8 @@ def _pad_id(tokenizer: Any, network: Any, eos_ids: set[int]) -> int:
 def _without_noise(network: Any) -> None:
     """Turn dropout and router noise off: with random forward passes the ratio of a policy to itself would not be 1.
 
-    Models store these rates as modules, as attributes of modules, or in their configuration. `rl.probe` finds what is
-    left.
+    Models store these rates as modules, as attributes of modules, or in their configuration. `rl.checks.probe` finds
+    what is left.
     """
     for module in network.modules():
         if isinstance(module, nn.Dropout):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.codec import to_json
-from rl.content import files_hash
+from rl.models.content import files_hash
 from rl.spec import TaskSpec
 
 MAX_POSITIONS = 512

@@ -288,7 +288,7 @@ class SweepConfig:
     newest sweep of the same plan again. Otherwise the name of the sweep to resume."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Hashes of the questions and of the model's files, by the key that names them. Not typed: the driver reads them
-    (`sweeps.planning.trial_check`). Empty for simulated trials."""
+    (`sweeps.driver.trial_check`). Empty for simulated trials."""
 
     @property
     def simulated(self) -> bool:

@@ -66,6 +66,7 @@ from sweeps.driver.summary import (
     report_costs,
     resumed_text,
 )
+from sweeps.driver.trial_check import read_inputs, trial_problems
 from sweeps.executors import Executor
 from sweeps.forecast.calibration import calibrated, plan_time
 from sweeps.forecast.step_time import from_data_sheet, measured
@@ -77,7 +78,6 @@ from sweeps.machines import acquire, lease, release
 from sweeps.machines.cards import lock_cards, ray_address
 from sweeps.machines.pricing import find_price, forecast_labels
 from sweeps.planning.plan import Plan, make_plan
-from sweeps.planning.trial_check import read_inputs, trial_problems
 from sweeps.protocol.promotion import promotion
 from sweeps.report.console import make_console
 from sweeps.report.live_view import LiveView

@@ -14,17 +14,17 @@ from cost.copies.s3 import BucketError
 from rl.spec import ConfigurationError
 from sweeps.config.axes import recipes
 from sweeps.config.types import ConfigError, SweepConfig
+from sweeps.driver.trial_check import read_inputs, trial_problems
 from sweeps.machines.cards import ray_address
 from sweeps.machines.release import rent_hint
 from sweeps.planning.plan import Plan
-from sweeps.planning.trial_check import read_inputs, trial_problems
 from sweeps.storage.sweep_bucket import check_bucket
 
 
 def check_can_run(cfg: SweepConfig, plan: Plan, console: Console, per_hour: str = "UNPRICED") -> None:
     """Check what this host and its services must offer, and make or download the models.
 
-    `sweeps.planning.trial_check` has checked the rest already, except for models that did not exist yet.
+    `sweeps.driver.trial_check` has checked the rest already, except for models that did not exist yet.
 
     Args:
         per_hour: what the machine costs, for a person who has to rent it.

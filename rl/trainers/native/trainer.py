@@ -84,9 +84,10 @@ def build_components(
     import torch
 
     from rl import checkpoint as checkpoints
+    from rl.checks.probe import probe_engine, probe_model
+    from rl.checks.trial_inputs import check_context, check_embedding, encode_prompts, read_tokenizer
     from rl.models import prepare
     from rl.policy import load_policy
-    from rl.probe import probe_engine, probe_model
     from rl.ranks import SingleRank
     from rl.rollout import create_engine
     from rl.seeds import derived_seed
@@ -94,7 +95,6 @@ def build_components(
     from rl.tasks.rewards import Scorer
     from rl.trainers.native.learner import Learner
     from rl.trainers.native.loop import Components
-    from rl.trial_inputs import check_context, check_embedding, encode_prompts, read_tokenizer
 
     loaded = None
     if checkpoint is not None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from rl.checks.trial_inputs import check_trial, encode_prompts, read_model_inputs
 from rl.spec import ConfigurationError, ModelSpec, RolloutSpec, TaskSpec, TrialSpec
 from rl.tasks import load_task
-from rl.trial_inputs import check_trial, encode_prompts, read_model_inputs
 from tests.rl.model_folders import NO_SYSTEM_TEMPLATE, a_trial, tokenizer_files, write_config
 
 CONFIG: dict[str, Any] = {

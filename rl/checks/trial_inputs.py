@@ -3,7 +3,7 @@
 `check_trial` builds all of it and returns every problem that the trial would raise, so that a configuration error is
 found before a machine is acquired. The native trainer encodes its prompts with `encode_prompts`, the same function.
 
-Tested in tests/rl/test_trial_inputs.py.
+Tested in tests/rl/checks/test_trial_inputs.py.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import pytest
 from sweeps.config.build import compose
 from sweeps.config.types import ConfigError
 from sweeps.driver.driver import EXIT_OK, run
+from sweeps.driver.trial_check import MOST_SOCKET_BYTES, RAY_SOCKET, read_inputs, trial_problems
 from sweeps.planning.plan import make_plan
-from sweeps.planning.trial_check import MOST_SOCKET_BYTES, RAY_SOCKET, read_inputs, trial_problems
 from tests.rl.model_folders import LLAMA_8B, NO_SYSTEM_TEMPLATE, tokenizer_files, write_config
 
 GSM8K = Path(__file__).resolve().parents[4] / "shared/data/gsm8k"
@@ -115,7 +115,7 @@ def test_the_multi_stage_is_refused_in_a_dry_run_as_it_is_in_a_run(folder: Path,
 
 
 def test_nothing_is_read_for_simulated_trials(monkeypatch):
-    for name in ("rl.tasks", "rl.trial_inputs", "transformers", "rl.content"):
+    for name in ("rl.tasks", "rl.checks.trial_inputs", "transformers", "rl.models.content"):
         monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
     assert problems("trainer=simulated", "task.name=no_such_task") == []
 

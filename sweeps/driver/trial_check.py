@@ -4,7 +4,7 @@
 loaded, and nothing is read for simulated trials. `trial_problems` then builds from them what each trial builds, and
 judges its memory.
 
-Tested in tests/sweeps/planning/test_trial_check.py.
+Tested in tests/sweeps/driver/test_trial_check.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TrialInputs:
     tasks: Mapping[str, Any] = field(default_factory=dict)
     """`rl.tasks.Task` by the JSON of its specification."""
     models: Mapping[str, Any] = field(default_factory=dict)
-    """`rl.trial_inputs.ModelInputs` by the JSON of model and task: the model `tiny` depends on the task."""
+    """`rl.checks.trial_inputs.ModelInputs` by the JSON of model and task: the model `tiny` depends on the task."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Hashes for `SweepConfig.content`."""
     problems: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def trial_problems(cfg: SweepConfig, plan: Plan, inputs: TrialInputs) -> list[st
 
 
 def _read_task(cfg: SweepConfig, tasks: dict[str, Any], content: dict[str, str], problems: list[str]) -> None:
-    from rl.content import questions_hash
+    from rl.models.content import questions_hash
     from rl.tasks import load_task
 
     key = _key(cfg.task)
@@ -94,9 +94,9 @@ def _read_task(cfg: SweepConfig, tasks: dict[str, Any], content: dict[str, str],
 
 
 def _read_model(cfg: SweepConfig, models: dict[str, Any], content: dict[str, str], problems: list[str]) -> None:
-    from rl.content import model_hash
+    from rl.checks.trial_inputs import read_model_inputs
     from rl.models import describe
-    from rl.trial_inputs import read_model_inputs
+    from rl.models.content import model_hash
 
     key = _key(cfg.model, cfg.task)
     if key in models:
@@ -129,7 +129,7 @@ def _distinct_trials(cfg: SweepConfig, plan: Plan) -> Iterator[TrialSpec]:
 
 
 def _problems_of(cfg: SweepConfig, spec: TrialSpec, inputs: TrialInputs) -> Iterator[str]:
-    from rl.trial_inputs import check_trial
+    from rl.checks.trial_inputs import check_trial
 
     task = inputs.tasks.get(_key(spec.task))
     model = inputs.models.get(_key(spec.model, spec.task))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from rl.checks.probe import ProbeReport, probe_engine, probe_model
 from rl.policy import Policy, load_policy
-from rl.probe import ProbeReport, probe_engine, probe_model
 from rl.rollout.simulated_engine import SimulatedEngine
 from rl.rollout.transformers_engine import TransformersEngine
 from rl.spec import ConfigurationError, ModelSpec, RolloutSpec, TrainerSpec

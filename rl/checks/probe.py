@@ -6,7 +6,7 @@ into the next, a rotary embedding that depends on the longest row. Training woul
 So before the first step the log-probabilities of random tokens are compared, on rows longer than any window that the
 rows of the trial can reach. A difference ends the attempt with the key to change.
 
-Tested in tests/rl/test_probe.py with small random models of twelve architectures.
+Tested in tests/rl/checks/test_probe.py with small random models of twelve architectures.
 """
 
 from __future__ import annotations

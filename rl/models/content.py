@@ -4,7 +4,7 @@ Two files with other content under the same path are another recipe. Small files
 larger together than `HASHED_WHOLE_BYTES`, each file is identified by its size, its time of modification and the hash of
 its first MiB, since reading hundreds of gigabytes would delay every start by minutes.
 
-Tested in tests/rl/test_content.py.
+Tested in tests/rl/models/test_content.py.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl import content
-from rl.content import model_hash, questions_hash
-from rl.models import tiny
+from rl.models import content, tiny
+from rl.models.content import model_hash, questions_hash
 from rl.spec import TaskSpec
 from rl.tasks import load_task
 
