@@ -61,6 +61,8 @@ def overlong_penalty(
     `lengths` are completion tokens. The penalty is 0 up to `max_completion_tokens - overlong_buffer_tokens` and falls
     linearly to `-overlong_penalty` at `max_completion_tokens`.
     """
+    if spec.overlong_buffer_tokens is None:
+        raise ValueError("algorithm.overlong_buffer_tokens has no number; rl.algorithms.follow_lengths sets it")
     if spec.overlong_buffer_tokens == 0:
         return torch.zeros_like(lengths, dtype=torch.float64)
     free = max_completion_tokens - spec.overlong_buffer_tokens

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from rl.spec import TrialSpec
+from rl.spec import AlgorithmSpec, RolloutSpec, TrialSpec
+
+OVERLONG_BUFFER_SHARE = 0.2
+"""Of the completion limit: 4,096 of 20,480 tokens in the paper of DAPO (arXiv:2503.14476, section 3.4)."""
+
+
+def follow_lengths(algorithm: AlgorithmSpec, rollout: RolloutSpec) -> AlgorithmSpec:
+    """The algorithm with numbers in place of lengths that are to follow `rollout.max_completion_tokens`."""
+    limit = rollout.max_completion_tokens
+    if algorithm.aggregation == "constant" and algorithm.aggregation_constant is None:
+        algorithm = replace(algorithm, aggregation_constant=limit)
+    if algorithm.overlong_buffer_tokens is None:
+        algorithm = replace(algorithm, overlong_buffer_tokens=round(OVERLONG_BUFFER_SHARE * limit))
+    return algorithm
 
 
 def algorithm_problems(trial: TrialSpec) -> list[str]:
@@ -29,9 +43,10 @@ def _group_problems(trial: TrialSpec) -> Iterator[str]:
             f"algorithm.max_resample_rounds={a.max_resample_rounds} with drop_zero_variance_groups: dropped groups "
             "are replaced by new prompts, which takes at least 1 round"
         )
-    if not 0 <= a.overlong_buffer_tokens < trial.rollout.max_completion_tokens:
+    buffer = a.overlong_buffer_tokens
+    if buffer is not None and not 0 <= buffer < trial.rollout.max_completion_tokens:
         yield (
-            f"algorithm.overlong_buffer_tokens={a.overlong_buffer_tokens} must be 0 (off) or lie below "
+            f"algorithm.overlong_buffer_tokens={buffer} must be 0 (off) or lie below "
             f"rollout.max_completion_tokens={trial.rollout.max_completion_tokens} (DAPO uses a fifth of it)"
         )
     if a.overlong_penalty < 0:

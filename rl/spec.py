@@ -98,7 +98,8 @@ class ModelSpec:
     lora_rank: int = 0
     """0: train all weights, without LoRA."""
     lora_alpha: float = 16.0
-    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear layers with adapters, by the end of their name: all of a Llama-like model."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
 
 
@@ -157,7 +158,8 @@ class AlgorithmSpec:
     """Upper bound c > 1 of the ratio where the advantage is negative; None: no bound."""
     aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
     aggregation_constant: int | None = None
-    """constant (Dr.GRPO): number of tokens by which the sum of each sequence is divided."""
+    """constant (Dr.GRPO): number of tokens by which the sum of each sequence is divided. None, in a configuration:
+    `max_completion_tokens` (`rl.algorithms.follow_lengths`)."""
     # KL to the reference
     kl_coef: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -173,8 +175,9 @@ class AlgorithmSpec:
     """Largest number of additional sampling rounds per step."""
     mask_truncated: bool = False
     """Leave truncated completions out of the loss."""
-    overlong_buffer_tokens: int = 0
-    """Width of DAPO's soft overlong penalty below `max_completion_tokens`, in tokens; 0: no penalty."""
+    overlong_buffer_tokens: int | None = 0
+    """Width of DAPO's soft overlong penalty below `max_completion_tokens`, in tokens; 0: no penalty. None, in a
+    configuration: a fifth of `max_completion_tokens`."""
     overlong_penalty: float = 1.0
     # optimiser (AdamW); schedules count optimiser updates
     updates_per_rollout: int = 2

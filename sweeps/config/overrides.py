@@ -68,8 +68,8 @@ def known_keys() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @cache
 def key_hints() -> Mapping[str, Any]:
-    """The annotation of every key of a configuration."""
-    return dict(_hints(SweepConfig, ""))
+    """The annotation of every key of a configuration that can be typed; `content` is read from files instead."""
+    return {key: hint for key, hint in _hints(SweepConfig, "") if key != "content"}
 
 
 def _hints(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rl.algorithms import follow_lengths
 from rl.codec import to_json
 from rl.spec import TrialSpec
 from sweeps.config.identity import SECTIONS, VERSION, content_of, without_defaults
@@ -43,6 +44,7 @@ def spec_of(
 
     Without a trial id and a checkpoint folder: the caller that runs the trial adds both.
     """
+    algorithm = follow_lengths(cfg.algorithm, cfg.rollout)
     return TrialSpec(
         trial_id="",
         attempt=1,
@@ -53,7 +55,7 @@ def spec_of(
         cards=cfg.search.cards_per_trial,
         model=cfg.model,
         task=cfg.task,
-        algorithm=cfg.algorithm if lr is None else replace(cfg.algorithm, lr=lr),
+        algorithm=algorithm if lr is None else replace(algorithm, lr=lr),
         rollout=cfg.rollout,
         evaluation=cfg.evaluation,
         trainer=cfg.trainer,

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from rl.advantages import advantages, kl_in_reward, overlong_penalty
-from rl.algorithms import algorithm_problems
+from rl.algorithms import algorithm_problems, follow_lengths
 from rl.batch import LossBatch, count_denominators, make_loss_mask
 from rl.codec import from_json
 from rl.curves import SamplerSums, ratio_is_one
@@ -32,7 +32,8 @@ NAMES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo")
 
 
 def preset(name: str) -> AlgorithmSpec:
-    return from_json(AlgorithmSpec, yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+    algorithm = from_json(AlgorithmSpec, yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+    return follow_lengths(algorithm, RolloutSpec())
 
 
 def trial(algorithm: AlgorithmSpec, **changes: Any) -> TrialSpec:

@@ -11,11 +11,13 @@ import pytest
 from cost.clock import SystemClock
 from cost.money import Money
 from cost.prices.book import PURCHASE_OPTIONS, PriceBook
+from rl.algorithms import algorithm_problems
 from rl.codec import from_json
+from rl.spec import AlgorithmSpec
 from sweeps.config.build import canonical, compose
 from sweeps.config.overrides import CONF_DIR, options
 from sweeps.config.types import ConfigError, MachineConfig, SweepConfig
-from sweeps.planning.plan import make_plan
+from sweeps.planning.plan import make_plan, trial_spec
 
 # The values that cost money, written down a second time: provider, price key, region, purchase, cards of the machine.
 MACHINES = {
@@ -131,9 +133,7 @@ def test_a_group_sets_the_keys_of_others_that_depend_on_it() -> None:
     ],
 )
 def test_a_choice_names_itself(group: str, path: str) -> None:
-    # GSPO makes 4 updates of whole groups, as its paper: more than the smallest point of the smoke has prompts.
     extra = {
-        "gspo": ["search.prompts_per_step=[4,8]"],
         "hf": ["model.path=owner/name"],
         "simulated": ["trainer=simulated"] if group == "rollout" else [],
     }
@@ -149,6 +149,40 @@ def test_a_choice_names_itself(group: str, path: str) -> None:
 def test_every_task_composes(task: str) -> None:
     extra = ["task.name=my_package.my_task:questions"] if task == "module" else []
     assert "{question}" in compose(["+stage=smoke", f"task={task}", *extra]).task.prompt_template
+
+
+@pytest.mark.parametrize("stage", ["smoke", "single", "multi"])
+@pytest.mark.parametrize("algorithm", options("algorithm"))
+def test_every_algorithm_composes_with_every_task_and_stage(algorithm: str, stage: str) -> None:
+    for task in ("chain_sum", "products", "gsm8k", "module"):
+        extra = ["task.name=my_package.my_task:questions"] if task == "module" else []
+        cfg = compose([f"+stage={stage}", f"algorithm={algorithm}", f"task={task}", "dry_run=true", *extra])
+        for trial in make_plan(cfg).trials:
+            spec = trial_spec(cfg, trial, attempt=1, sweep_dir=Path("sweep"))
+            assert algorithm_problems(spec) == []
+
+
+def test_lengths_of_the_presets_follow_the_completion_limit() -> None:
+    def algorithm(*overrides: str) -> AlgorithmSpec:
+        cfg = compose(["+stage=smoke", *overrides])
+        return trial_spec(cfg, make_plan(cfg).trials[0], attempt=1, sweep_dir=Path("sweep")).algorithm
+
+    assert algorithm("algorithm=dapo").overlong_buffer_tokens == 5  # a fifth of 24
+    assert algorithm("algorithm=dapo", "task=gsm8k").overlong_buffer_tokens == 102  # a fifth of 512
+    assert algorithm("algorithm=dr_grpo", "task=gsm8k").aggregation_constant == 512
+    assert algorithm("algorithm=dr_grpo", "algorithm.aggregation_constant=100").aggregation_constant == 100
+    varied = compose(["+stage=smoke", "algorithm=dr_grpo", "search.space.rollout.max_completion_tokens=[16,32]"])
+    specs = [trial_spec(varied, t, attempt=1, sweep_dir=Path("sweep")) for t in make_plan(varied).trials]
+    assert {s.rollout.max_completion_tokens for s in specs} == {16, 32}
+    assert all(s.algorithm.aggregation_constant == s.rollout.max_completion_tokens for s in specs)
+
+
+def test_the_default_rate_of_a_model_of_yours_is_that_of_its_method() -> None:
+    own = ["+stage=smoke", "model=hf", "model.path=owner/name"]
+    assert compose(own).algorithm.lr == 1e-6
+    assert compose([*own, "model.lora_rank=16"]).algorithm.lr == 1e-5
+    assert compose([*own, "model.lora_rank=16", "algorithm.lr=3e-5"]).algorithm.lr == 3e-5
+    assert set(compose(own).model.lora_targets) >= {"q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 def test_every_option_of_the_remaining_groups_composes() -> None:

@@ -86,7 +86,6 @@ VALUES = [
     (["algorithm.lr=nan"], ("algorithm.lr=nan", "finite")),
     (["algorithm.max_grad_norm=inf"], ("algorithm.max_grad_norm=inf", "finite")),
     (["algorithm.kl_estimator=k1"], ("algorithm.kl_estimator=k1", "expectation on-policy is zero", "k3")),
-    (["algorithm.aggregation=constant"], ("algorithm.aggregation_constant",)),
     (["rollout.top_p=0.9"], ("rollout.top_p=0.9", "do not model", "1.0")),
     (["rollout.top_k=50"], ("rollout.top_k=50", "do not model", "should be 0")),
     (["rollout.min_p=0.1"], ("rollout.min_p=0.1", "do not model")),
