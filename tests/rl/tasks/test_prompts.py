@@ -16,6 +16,8 @@ QUESTION = Question(
 class WordTokenizer:
     """A tokenizer whose ids depend on word lengths, with a begin-of-sequence token and a chat template."""
 
+    chat_template = "applied by apply_chat_template"
+
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": [BEGIN] * add_special_tokens + [len(word) + 10 for word in text.split()]}
 

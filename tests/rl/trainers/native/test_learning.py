@@ -136,8 +136,11 @@ def test_curves_of_a_real_language_model_are_plausible(model_cache: Path, tmp_pa
     assert [r.policy_version for r in reports] == [0, 1]
     for report in reports:
         first, last = report.curves.updates
-        assert first.ratio_min == pytest.approx(1.0, abs=1e-5)
-        assert first.ratio_max == pytest.approx(1.0, abs=1e-5)
+        if report.step == 1:  # measured by a pass of its own, which bf16 rounds
+            assert first.ratio.value == pytest.approx(1.0, abs=0.01)
+        else:
+            assert first.ratio_min == pytest.approx(1.0, abs=1e-5)
+            assert first.ratio_max == pytest.approx(1.0, abs=1e-5)
         assert 0.0 < (first.entropy.value or 0) < 6.0
         assert 0.5 < (last.ratio.value or 0) < 1.5
         assert (report.curves.logp_diff.value or 0) < 0.1
