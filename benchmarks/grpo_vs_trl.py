@@ -58,6 +58,8 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 }
 # The settings of this project for each case, on top of the preset in conf/algorithm.
 OUR_CHANGES: dict[str, dict[str, Any]] = {
+    # A trial sets this constant from its completion limit; a fixed batch has no limit.
+    "dr_grpo": {"aggregation_constant": 24},
     "cispo, low cap": {"clip_eps_high": 1.2},
     "grpo, dual clip": {"dual_clip": 1.5},
     "dapo, batch std": {"advantage_scale": "batch_std"},
