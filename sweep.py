@@ -22,6 +22,7 @@ if __name__ == "__main__":  # before the imports below, which take a second
 
 import hydra
 
+from cost.printable import printable
 from sweeps.config.build import compose
 from sweeps.config.help import help_text
 from sweeps.config.overrides import composition_error, hydra_override
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _refuse(message: str) -> NoReturn:
-    print(f"Configuration: {message}", file=sys.stderr)
+    print(f"Configuration: {printable(message)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from cost.printable import printable
+
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
@@ -24,5 +26,5 @@ def unescape_cell(text: str) -> str:
 
 
 def escape_row(row: Mapping[str, str]) -> dict[str, str]:
-    """The row of a CSV file with its texts escaped."""
-    return {name: escape_cell(value) for name, value in row.items()}
+    """The row of a CSV file with its texts escaped, control characters too: people show these files in terminals."""
+    return {name: escape_cell(printable(value)) for name, value in row.items()}

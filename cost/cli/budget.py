@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, echo, open_ledger, print_json
 from cost.reports.text_table import table_text
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def budget(
         print_json({"budgets": bodies, "notes": list(notes)})
         return
     cells = [(row.name, *map(_amount_text, (row.limit, row.reserved, row.spent, row.free))) for row in rows]
-    typer.echo(table_text(("budget", *columns), cells, right=columns))
+    echo(table_text(("budget", *columns), cells, right=columns))
     for note in notes:
-        typer.echo(note)
+        echo(note)
 
 
 def _amount_text(amount: Money | None) -> str:

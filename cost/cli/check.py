@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, echo, open_ledger, print_json
 
 
 def check(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_json: Json = False) -> None:
@@ -18,6 +18,6 @@ def check(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing = None, as_
         print_json({"findings": [{"check": f.check, "where": f.where, "what": f.what} for f in findings]})
     else:
         for finding in findings:
-            typer.echo(f"{finding.check}: {finding.where}: {finding.what}")
+            echo(f"{finding.check}: {finding.where}: {finding.what}")
     if findings:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, echo, open_ledger, print_json
 from cost.reports.text_table import table_text
 
 commitments_app = typer.Typer(
@@ -89,4 +89,4 @@ def list_commitments(root: Root = DEFAULT_ROOT, db: Db = None, pricing: Pricing 
         )
         for c, amounts in shown
     ]
-    typer.echo(table_text(columns, rows, right=("cards", "paid", "used", "unused", "to come")))
+    echo(table_text(columns, rows, right=("cards", "paid", "used", "unused", "to come")))

@@ -5,13 +5,14 @@ Tested in tests/cost/cli/test_main.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from cost.printable import json_text, printable
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -33,7 +34,7 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except (LedgerError, PriceError, MoneyError) as error:
-        typer.echo(str(error), err=True)
+        echo(str(error), err=True)
         raise typer.Exit(2) from error
 
 
@@ -51,5 +52,10 @@ def open_ledger(root: Path, db: str | None, *, write: bool = False, create: bool
         yield ledger
 
 
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text for people. Control characters in names and messages are shown escaped."""
+    typer.echo(printable(str(text)), err=err, nl=nl)
+
+
 def print_json(body: Any) -> None:
-    print(json.dumps(body, indent=2, ensure_ascii=False))
+    typer.echo(json_text(body, indent=2))

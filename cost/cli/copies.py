@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Pricing, Root, exit_on_error, ledger_location, open_ledger
+from cost.cli.common import (
+    DEFAULT_ROOT,
+    Db,
+    Pricing,
+    Root,
+    echo,
+    exit_on_error,
+    ledger_location,
+    open_ledger,
+)
 
 Endpoint = Annotated[str, typer.Option(help="URL of an S3 server other than AWS; default: boto3's own settings.")]
 Region = Annotated[str, typer.Option(help="Region of the bucket; default: boto3's own settings.")]
@@ -29,10 +38,10 @@ def backup(
 
     with open_ledger(root, db) as ledger:
         copy = ledger.backup()
-        typer.echo(copy or "This ledger is in a database server: use the backup of that server, or --to.")
+        echo(copy or "This ledger is in a database server: use the backup of that server, or --to.")
         if to is not None:
             location = parse_s3_url(to, endpoint_url=endpoint_url, region=region)
-            typer.echo(upload_snapshot(ledger, location, pricing=pricing))
+            echo(upload_snapshot(ledger, location, pricing=pricing))
 
 
 def restore(
@@ -65,6 +74,6 @@ def restore(
             assert copy is not None
             restored, previous = str(copy), restore_ledger(copy, target)
     kept = f" The previous ledger is kept as {previous}." if previous else ""
-    typer.echo(f"Restored {shown_place(target)} from {restored}.{kept}")
+    echo(f"Restored {shown_place(target)} from {restored}.{kept}")
     if price_folder is not None:
-        typer.echo(f"Its price book is in {price_folder}; use it with --pricing {price_folder}")
+        echo(f"Its price book is in {price_folder}; use it with --pricing {price_folder}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Pricing, Root, open_ledger
+from cost.cli.common import DEFAULT_ROOT, Db, Pricing, Root, echo, open_ledger
 
 
 def correct(
@@ -41,7 +41,7 @@ def correct(
             trial_id=trial,
         )
         ledger.corrections.add(correction)
-    typer.echo(correction.correction_id)
+    echo(correction.correction_id)
 
 
 def close(
@@ -63,4 +63,4 @@ def close(
         totals = close_month(ledger, PriceBook.load(pricing), period, ledger.now_ns())
         corrections = month_corrections(ledger, period)
     text = f"Closed {period}: {len(totals)} leases, {sums_text(totals) or 'no cost'}"
-    typer.echo(text + (f", corrections {sums_text(corrections)}" if corrections else ""))
+    echo(text + (f", corrections {sums_text(corrections)}" if corrections else ""))

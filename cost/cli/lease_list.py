@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, echo, open_ledger, print_json
 from cost.reports.text_table import WIDTH, table_text
 
 if TYPE_CHECKING:
@@ -43,17 +43,17 @@ def list_leases(
     if as_json:
         print_json({"leases": [_json_body(status, unconfirmed, left_machines) for status in statuses]})
         return
-    print(table_text(COLUMNS, [_cells(status, unconfirmed) for status in statuses], right=("cost", "sweeps")))
+    echo(table_text(COLUMNS, [_cells(status, unconfirmed) for status in statuses], right=("cost", "sweeps")))
     for status in statuses:
         lease_id = status.state.lease.lease_id
         if status.problem:
-            typer.echo(f"lease {lease_id} is UNPRICED: {status.problem}")
+            echo(f"lease {lease_id} is UNPRICED: {status.problem}")
         if lease_id in unconfirmed:
-            typer.echo(unconfirmed_text(lease_id, unconfirmed[lease_id]))
+            echo(unconfirmed_text(lease_id, unconfirmed[lease_id]))
         if status.alert:
-            typer.echo(status.alert)
+            echo(status.alert)
     for text in left_machines.values():
-        typer.echo(fill(text, WIDTH, break_on_hyphens=False))
+        echo(fill(text, WIDTH, break_on_hyphens=False))
 
 
 def _cells(status: LeaseStatus, unconfirmed: dict[str, str]) -> tuple[str, ...]:

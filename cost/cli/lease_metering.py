@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Pricing, Root, open_ledger
+from cost.cli.common import DEFAULT_ROOT, Db, Pricing, Root, echo, open_ledger
 
 if TYPE_CHECKING:
     from cost.charges.metered import MeteredResource
@@ -70,9 +70,9 @@ def meter_lease(
         with ledger.transaction():
             add_resource(ledger, resource, row, ledger.closed_months.names())
             ledger.price_archive.add([row])
-    typer.echo(resource.name)
+    echo(resource.name)
     if resource.to_ns is None:
-        typer.echo(
+        echo(
             "The disk is charged until the lease ends. If it is deleted before: python -m cost leases meter "
             f"{lease_id} --sku {sku} --quantity {quantity} --id {resource.name} --to TIME",
             err=True,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, echo, open_ledger, print_json
 from cost.cli.lease_list import list_leases
 from cost.cli.lease_metering import meter_lease
 
@@ -110,7 +110,7 @@ def open_lease(
         with ledger.transaction():
             ledger.leases.open(lease)
             ledger.price_archive.add([row] if row else [])
-    typer.echo(lease.lease_id)
+    echo(lease.lease_id)
 
 
 @leases_app.command("close")
@@ -150,7 +150,7 @@ def extend_lease(lease_id: str, root: Root = DEFAULT_ROOT, db: Db = None) -> Non
         if ledger.leases.get(lease_id).to_ns is None:
             ledger.heartbeat(lease_id)
         else:
-            typer.echo(unaccounted.record_lease(ledger, lease_id))
+            echo(unaccounted.record_lease(ledger, lease_id))
 
 
 @leases_app.command("stop")
@@ -212,7 +212,7 @@ def require_names(
     if as_json:
         print_json({"required": list(required)})
     else:
-        typer.echo(f"required: {', '.join(required) or 'nothing'}")
+        echo(f"required: {', '.join(required) or 'nothing'}")
 
 
 def _check_required_names(ledger: Ledger, chargeback: Chargeback) -> None:

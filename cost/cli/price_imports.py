@@ -5,7 +5,6 @@ Tested in tests/cost/cli/test_prices.py.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from cost.cli.common import Json, exit_on_error
+from cost.cli.common import Json, echo, exit_on_error, print_json
 from cost.cli.price_options import DryRun, Folder, ValidFrom, now_text, row_body, today_utc
 from cost.prices.book import DEFAULT_FOLDER
 
@@ -125,13 +124,13 @@ def _write_and_print(snapshots: list, folder: Path, dry_run: bool, as_json: bool
         ]
         summaries.append(summary | {"rows": [row_body(r) for r in snapshot.rows]})
     if as_json:
-        print(json.dumps(summaries, indent=1))
+        print_json(summaries)
         return
     for summary in summaries:
-        print(f"{summary['name']}: {len(summary['rows'])} prices from {summary['source']} ({summary['written']})")
-        print(f"  version {summary['version']}, sha256 {summary['sha256']}")
+        echo(f"{summary['name']}: {len(summary['rows'])} prices from {summary['source']} ({summary['written']})")
+        echo(f"  version {summary['version']}, sha256 {summary['sha256']}")
         for report in summary["reports"]:
-            print(f"  {report}")
+            echo(f"  {report}")
         for row in summary["rows"]:
             place = f"{row['sku']:32} {row['region']:16} {row['purchase']:10}"
-            print(f"  {place} {row['price']:>10} {row['currency']}  {row['cards']} x {row['card'] or 'card'}")
+            echo(f"  {place} {row['price']:>10} {row['currency']}  {row['cards']} x {row['card'] or 'card'}")

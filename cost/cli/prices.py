@@ -6,7 +6,6 @@ exits 0.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from cost.cli.common import Json, exit_on_error
+from cost.cli.common import Json, echo, exit_on_error, print_json
 from cost.cli.price_imports import import_app
 from cost.cli.price_options import DryRun, Folder, ValidFrom, now_text, row_body, today_utc
 from cost.prices.book import DEFAULT_FOLDER, TIME_UNITS, PriceBook, hourly, price_instant, read_row
@@ -41,7 +40,7 @@ def list_prices(
         rows = [r for r in PriceBook.load(folder).rows if sku in r.sku and provider in ("", r.provider)]
     rows.sort(key=lambda r: (r.sku, r.purchase, r.region, r.from_ns))
     if as_json:
-        print(json.dumps([row_body(r) for r in rows], indent=1))
+        print_json([row_body(r) for r in rows])
         return
     columns = ("SKU", "price", "per", "cards", "purchase", "region", "from", "to")
     table = [
@@ -52,7 +51,7 @@ def list_prices(
         for r in rows
     ]
     kept = [i for i in range(len(columns)) if any(line[i] for line in table)]
-    print(table_text([columns[i] for i in kept], [[line[i] for i in kept] for line in table], right=("price", "cards")))
+    echo(table_text([columns[i] for i in kept], [[line[i] for i in kept] for line in table], right=("price", "cards")))
 
 
 @prices_app.command("show")
@@ -82,11 +81,11 @@ def show_price(
             machine = str(hourly(row, cards, watts))
     body = row_body(row) | ({"machine_hour": machine} if machine else {})
     if as_json:
-        print(json.dumps(body, indent=1))
+        print_json(body)
         return
     for name, value in body.items():
         if value != "":
-            print(f"{name:13} {value}")
+            echo(f"{name:13} {value}")
 
 
 @prices_app.command("lint")
@@ -114,10 +113,10 @@ def lint_prices(
             machine_folder=machines,
         )
     if as_json:
-        print(json.dumps([asdict(f) for f in findings], indent=1))
+        print_json([asdict(f) for f in findings])
     else:
         for finding in findings:
-            print(finding)
+            echo(finding)
     if findings:
         raise typer.Exit(1)
 
@@ -160,9 +159,9 @@ def add_price(
     with exit_on_error():
         row = read_row(raw, "the new row")
         if dry_run:
-            print(json.dumps(row_body(row), indent=1))
+            print_json(row_body(row))
             return
-        print(f"added to {add_row(folder, row)}")
+        echo(f"added to {add_row(folder, row)}")
 
 
 @prices_app.command("add-rate")
@@ -188,6 +187,6 @@ def add_exchange_rate(
         of_day = day_text(price_instant(day, "--day")) if day else today
         row = Rate(first, second, parse_price(rate, "rate"), of_day, source, today)
         if dry_run:
-            print(json.dumps({name: str(value) for name, value in vars(row).items()}, indent=1))
+            print_json({name: str(value) for name, value in vars(row).items()})
             return
-        print(f"added to {add_rate(folder, row)}")
+        echo(f"added to {add_rate(folder, row)}")

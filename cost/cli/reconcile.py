@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger, print_json
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, echo, open_ledger, print_json
 from cost.reports.text_table import table_text
 
 if TYPE_CHECKING:
@@ -123,29 +123,29 @@ def _print(done: Reconciliation, written: int, applied: bool) -> None:
     from cost.money import Money, money_text, rounded
 
     read = summary(done.bill)
-    print(f"{read['path']}: {read['lines']} lines from {read['from']} to {read['to']}, read as {read['map']}")
+    echo(f"{read['path']}: {read['lines']} lines from {read['from']} to {read['to']}, read as {read['map']}")
     rows = []
     for c in done.comparisons:
         amounts = [str(rounded(pico, 4)) for pico in (c.bill_pico, c.ledger_pico, c.difference)]
         why = "; ".join(f"{x.name} {rounded(x.pico, 4)}" for x in c.causes)
         rows.append((c.lease.lease_id, c.when, c.kind, *amounts, c.lease.currency, why))
     columns = ("lease", "when", "what", "bill", "ledger", "difference", "", "causes")
-    print(table_text(columns, rows, right=("bill", "ledger", "difference")).rstrip("\n"))
+    echo(table_text(columns, rows, right=("bill", "ledger", "difference")).rstrip("\n"))
     for c in done.comparisons:
         for x in c.causes:
-            print(f"  {c.lease.lease_id} {c.when}: {x.name} {rounded(x.pico, 6)} {c.lease.currency}: {x.text}")
+            echo(f"  {c.lease.lease_id} {c.when}: {x.name} {rounded(x.pico, 6)} {c.lease.currency}: {x.text}")
     missing = sums_by_resource(done.missing)
     for line, count, amount in missing[:SHOWN]:
         what = line.resource or line.description or line.kind
         lines = f"{line.where}, {count} lines" if count > 1 else line.where
         total = f"{rounded(amount.pico, 4)} {amount.currency}"
-        print(f"  missing lease: {what} for {total} ({lines}); enter it with: python -m cost leases open")
+        echo(f"  missing lease: {what} for {total} ({lines}); enter it with: python -m cost leases open")
     if len(missing) > SHOWN:
-        print(f"  missing lease: {len(missing) - SHOWN} more resources; --json lists them")
+        echo(f"  missing lease: {len(missing) - SHOWN} more resources; --json lists them")
     if done.unrelated:
         amounts = ", ".join(map(money_text, Money.sums(Money(x.pico, x.currency) for x in done.unrelated)))
         resources = len({line.resource for line in done.unrelated} - {""})
-        print(
+        echo(
             f"  not ours: {len(done.unrelated)} lines of {resources} resources that no lease names, {amounts} (--json "
             "lists them)"
         )
@@ -155,12 +155,12 @@ def _print(done: Reconciliation, written: int, applied: bool) -> None:
             if lease.lease_id.startswith("commitment:")
             else f"lease {lease.lease_id}"
         )
-        print(f"  not on the bill: {what}, {rounded(pico, 4)} {lease.currency} in the ledger")
+        echo(f"  not on the bill: {what}, {rounded(pico, 4)} {lease.currency} in the ledger")
     for note in done.notes:
-        print(f"  rate: {note}")
+        echo(f"  rate: {note}")
     if applied:
-        print(f"{written} corrections written")
+        echo(f"{written} corrections written")
     elif done.agrees:
-        print("bill and ledger agree")
+        echo("bill and ledger agree")
     elif any(c.difference for c in done.comparisons):
-        print("correct the ledger with: python -m cost reconcile BILL --apply")
+        echo("correct the ledger with: python -m cost reconcile BILL --apply")

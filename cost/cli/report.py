@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, open_ledger
+from cost.cli.common import DEFAULT_ROOT, Db, Json, Pricing, Root, echo, open_ledger
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -92,7 +92,7 @@ def report(
         if out is not None:
             write_text(text, out)
             return
-    typer.echo(text, nl=False)
+    echo(text, nl=False)
 
 
 def _shares(report: Report) -> list[str]:
@@ -175,7 +175,7 @@ def _write_focus(
 def _print_notes(notes: tuple[str, ...]) -> None:
     """Print notes to standard error: a CSV file has no place for them."""
     for note in notes:
-        typer.echo(note, err=True)
+        echo(note, err=True)
 
 
 def _sweep_and_grouping(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from cost.csv_cells import escape_row
 from cost.money import pico_of, pico_text, plain, rounded
 from cost.periods import instant_text
+from cost.printable import json_text
 from cost.records import CATEGORIES, FORECAST_LABELS
 from cost.reports.atomic_file import write_text
 from cost.reports.report import COSTS, UNPRICED, Report, ReportRow
@@ -154,7 +154,7 @@ def as_json(report: Report) -> str:
         for currency in report.currencies
     }
     body |= {"unpriced": report.unpriced, "open_leases": list(report.open_leases), "notes": list(report.notes)}
-    return json.dumps(body, indent=2, ensure_ascii=False)
+    return json_text(body, indent=2)
 
 
 def _json_row(row: ReportRow) -> Mapping[str, Any]:

@@ -5,7 +5,6 @@ Tested in tests/cost/reports/test_focus.py.
 
 from __future__ import annotations
 
-import json
 from decimal import Decimal
 from fractions import Fraction
 
@@ -16,6 +15,7 @@ from cost.ledger.schema import MICRO_PER_CARD
 from cost.money import PICO_PER_UNIT, pico_text
 from cost.periods import instant_text
 from cost.prices.book import TIME_UNITS, PriceRow, pico_per_hour
+from cost.printable import json_text
 from cost.records import Lease, Usage
 from cost.reports.focus_charges import FocusCharge
 
@@ -248,7 +248,7 @@ def _tags_text(lease: Lease) -> str:
 
 
 def _json_text(body: dict) -> str:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json_text(body, sort_keys=True, separators=(",", ":"))
 
 
 def _card_hours(micro_card_ns: int) -> Fraction:

@@ -9,6 +9,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from cost.printable import printable_line
+
 WIDTH = 100
 LEAST_TEXT = 8
 """No text is cut to fewer characters."""
@@ -32,6 +34,7 @@ def table_text(
         drop: columns that may be left out, the least important first.
         width: the longest line; None: that of the terminal.
     """
+    rows = [[printable_line(cell) for cell in cells] for cells in rows]
     limit = terminal_width() if width is None else width
     for name in drop:
         if _least_width(columns, rows, right) <= limit:

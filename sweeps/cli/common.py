@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.cli.common import DEFAULT_ROOT, Db, Root, exit_on_error, ledger_location, open_ledger
+from cost.cli.common import DEFAULT_ROOT, Db, Root, echo, exit_on_error, ledger_location, open_ledger, print_json
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -24,9 +24,11 @@ __all__ = [
     "Root",
     "Sweep",
     "chosen",
+    "echo",
     "exit_on_error",
     "ledger_location",
     "open_ledger",
+    "print_json",
 ]
 
 Sweep = Annotated[str, typer.Argument(help="A sweep's name, or `last`.")]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Root, chosen, open_ledger
+from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Root, chosen, echo, open_ledger, print_json
 
 if TYPE_CHECKING:
     from sweeps.protocol.diagnosis.finding import Diagnosis
@@ -38,13 +37,13 @@ def diagnose(
 
     title, found = _of_log(Path(run), trainer) if Path(run).is_file() else _of_sweep(run, trial, root, db)
     if as_json:
-        print(json.dumps({"run": title, "diagnoses": {name: diagnosis_json(d) for name, d in found}}, indent=2))
+        print_json({"run": title, "diagnoses": {name: diagnosis_json(d) for name, d in found}})
         return
-    typer.echo(title)
+    echo(title)
     if len(found) > 1:
-        typer.echo("\n".join(overview(found)))
+        echo("\n".join(overview(found)))
     for name, diagnosis in found:
-        typer.echo("\n" + diagnosis_text(name, diagnosis))
+        echo("\n" + diagnosis_text(name, diagnosis))
 
 
 def _of_log(path: Path, trainer: str) -> tuple[str, Diagnoses]:
@@ -60,7 +59,7 @@ def _of_log(path: Path, trainer: str) -> tuple[str, Diagnoses]:
         log = read_run(path, name)
         curves = run_of_log(log)
     except (LogError, ValueError) as error:
-        typer.echo(str(error), err=True)
+        echo(str(error), err=True)
         raise typer.Exit(2) from error
     notes = [line for note in log.notes for line in wrapped("Note:", note.text, "  ")]
     title = "\n".join([f"{path}: {log.format}, names of {log.trainer}, {log.steps} steps", *notes])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -12,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Root, chosen, ledger_location, open_ledger
+from sweeps.cli.common import (
+    DEFAULT_ROOT,
+    Db,
+    Json,
+    Root,
+    chosen,
+    echo,
+    ledger_location,
+    open_ledger,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from cost.forecast.hardware import Hardware, ModelSize
@@ -77,7 +86,7 @@ def forecast(
             return
         made, digest = _forecasts(basis, to, machines, overrides or [], terms)
     except (ConfigError, ForecastError, PriceError, MoneyError) as error:
-        typer.echo(str(error), err=True)
+        echo(str(error), err=True)
         raise typer.Exit(2) from error
     stored = _store(root, db, digest, made)
     _print(basis, to, made, stored, as_json)
@@ -201,12 +210,12 @@ def _print(basis: _Basis, to: str, made: Sequence[StageForecast], stored: int, a
 
     if as_json:
         source = None if basis.record is None else basis.record.sweep_id
-        print(json.dumps({"stage": to, "from": source, "forecasts": forecast_json(made)}, indent=2))
+        print_json({"stage": to, "from": source, "forecasts": forecast_json(made)})
         return
-    typer.echo(_title(basis, to))
-    typer.echo(forecast_text(made))
+    echo(_title(basis, to))
+    echo(forecast_text(made))
     if stored:
-        typer.echo("\nStored. After the stage:  python -m sweeps forecast --score")
+        echo("\nStored. After the stage:  python -m sweeps forecast --score")
 
 
 def _title(basis: _Basis, to: str) -> str:
@@ -229,11 +238,11 @@ def _print_score(root: Path, db: str | None, as_json: bool) -> None:
         count, rows = scored(ledger, records, PriceBook.load(CONF_DIR / "pricing"))
         made = len(stored_forecasts(ledger))
     if as_json:
-        print(json.dumps({"stored": made, "scored": count, "rows": [asdict(row) for row in rows]}, indent=2))
+        print_json({"stored": made, "scored": count, "rows": [asdict(row) for row in rows]})
         return
-    typer.echo(f"{made} stored forecasts, {count} with a finished sweep of the same plan on the same machine")
+    echo(f"{made} stored forecasts, {count} with a finished sweep of the same plan on the same machine")
     if rows:
-        typer.echo(score_table(rows))
+        echo(score_table(rows))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -253,23 +262,20 @@ def _print_rent(
 ) -> None:
     decision, compared = _rent(basis, to, machines, overrides, terms, budget, collapse)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "sentence": decision.sentence,
-                    "equal_steps": decision.equal_steps.chosen,
-                    "equal_completions": decision.equal_completions.chosen,
-                    "reasons": list(decision.reasons),
-                    "balances_pico": dict(decision.balances_pico),
-                },
-                indent=2,
-            )
+        print_json(
+            {
+                "sentence": decision.sentence,
+                "equal_steps": decision.equal_steps.chosen,
+                "equal_completions": decision.equal_completions.chosen,
+                "reasons": list(decision.reasons),
+                "balances_pico": dict(decision.balances_pico),
+            }
         )
         return
-    typer.echo(f"{_title(basis, to)}\n{compared}")
+    echo(f"{_title(basis, to)}\n{compared}")
     for reason in decision.reasons:
-        typer.echo("\n".join(wrap(reason, 100, initial_indent="  ", subsequent_indent="    ")))
-    typer.echo(decision.sentence)
+        echo("\n".join(wrap(reason, 100, initial_indent="  ", subsequent_indent="    ")))
+    echo(decision.sentence)
 
 
 def _rent(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sweeps.cli import diagnose, forecast, transfer
-from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Reason, Root, Sweep, chosen, ledger_location, open_ledger
+from sweeps.cli.common import (
+    DEFAULT_ROOT,
+    Db,
+    Json,
+    Reason,
+    Root,
+    Sweep,
+    chosen,
+    echo,
+    ledger_location,
+    open_ledger,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -38,7 +49,7 @@ def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> N
         releases, unaccounted = unconfirmed_releases(ledger), _unaccounted(ledger)
         if as_json:
             found = [_status_row(place, load(ledger, i), details=True) for i in sweep_ids(ledger)]
-            print(json.dumps({"sweeps": found, UNCONFIRMED: releases, "unaccounted": unaccounted}, indent=2))
+            print_json({"sweeps": found, UNCONFIRMED: releases, "unaccounted": unaccounted})
             return
         # The table needs neither trainer messages nor the return of cards.
         rows = [_status_row(place, replay(i, decisions(ledger, i, {"released"}))) for i in sweep_ids(ledger)]
@@ -61,9 +72,9 @@ def status(root: Root = DEFAULT_ROOT, db: Db = None, as_json: Json = False) -> N
     console = make_console()
     console.print(table)
     for lease_id, text in releases.items():
-        console.print(unconfirmed_text(lease_id, text), soft_wrap=True, markup=False)
+        console.print(unconfirmed_text(lease_id, text), soft_wrap=True)
     for sentence in unaccounted.values():
-        console.print(sentence, soft_wrap=True, markup=False)
+        console.print(sentence, soft_wrap=True)
 
 
 def _unaccounted(ledger: Ledger) -> dict[str, str]:
@@ -102,7 +113,7 @@ def show(
             costs = read_costs(ledger, sweep_id, ends, now_ns, money_text)
         except PriceError as error:
             costs = None
-            typer.echo(f"Costs unknown: {error}", err=True)
+            echo(f"Costs unknown: {error}", err=True)
         lines = timeline(sweep_events(ledger, sweep_id) if messages else decided, costs)
         if costs:
             lines = itertools.chain(lines, still_running(record, costs, now_ns))
@@ -130,11 +141,11 @@ def track(
                 sync = MlflowSync(where, tracking["experiment"], root / "mlartifacts", sweep_id)
                 sync.deliver(ledger)
             except Exception as error:
-                typer.echo(f"MLflow at {mask_secrets(where)} does not answer: {first_line(error)}", err=True)
+                echo(f"MLflow at {mask_secrets(where)} does not answer: {first_line(error)}", err=True)
                 raise typer.Exit(1) from error
             for name, reason in sync.refused.items():
-                typer.echo(f"{sweep_id}: MLflow refuses {name!r} ({reason}); it is left out", err=True)
-            typer.echo(f"{sweep_id}: MLflow at {mask_secrets(where)} has everything")
+                echo(f"{sweep_id}: MLflow refuses {name!r} ({reason}); it is left out", err=True)
+            echo(f"{sweep_id}: MLflow at {mask_secrets(where)} has everything")
 
 
 @app.command()
@@ -157,7 +168,7 @@ def stop(
             how = f"it ended ({record.ended})" if record.ended else "its driver died; the same command resumes it"
             raise LedgerError(f"{record.sweep_id} has no running driver: {how}")
         journal.append(OperatorRequest("stop", reason))
-    typer.echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_NS // 10**9} s")
+    echo(f"{record.sweep_id}: its driver stops at its next heartbeat, within {HEARTBEAT_NS // 10**9} s")
 
 
 @app.command()
@@ -192,7 +203,7 @@ def cancel(
         journal.append(OperatorRequest("cancel", reason, tuple(cancelled)))
         running = [t for t in cancelled if record.trials[t].state is TrialState.RUNNING]
     stopping = f"; {len(running)} running; they stop at their next report" if running else ""
-    typer.echo(f"{record.sweep_id}: {len(cancelled) + to_propose} trials cancelled{stopping}")
+    echo(f"{record.sweep_id}: {len(cancelled) + to_propose} trials cancelled{stopping}")
 
 
 def _journal(ledger: Ledger, sweep: str) -> Journal:
@@ -241,24 +252,25 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
 
 def _print_timeline(sweep_id: str, lines: Iterable[TimelineRow], as_json: bool) -> None:
     from cost.periods import instant_text
+    from cost.printable import printable_line
 
     if as_json:
         rows = [
             {"at": instant_text(t.at_ns), "kind": t.kind, "text": t.text, **({"cost": t.money} if t.money else {})}
             for t in lines
         ]
-        print(json.dumps({"sweep": sweep_id, "events": rows}, indent=2))
+        print_json({"sweep": sweep_id, "events": rows})
         return
     from rich.text import Text
 
     from sweeps.report.console import WIDTH, make_console
 
     console = make_console()
-    console.print(sweep_id, markup=False)
+    console.print(sweep_id)
     width = min(console.width, WIDTH)
     for line in lines:
         money = f"  {line.money}" if line.money else ""
-        text = Text(f"{instant_text(line.at_ns)[:19]}  {line.text}", style=line.style)
+        text = Text(f"{instant_text(line.at_ns)[:19]}  {printable_line(line.text)}", style=line.style)
         text.truncate(width - len(money), overflow="ellipsis", pad=bool(money))
         console.print(text.append(money, style="bold"), no_wrap=True, overflow="ignore", crop=False)
 
@@ -281,9 +293,9 @@ def deadman(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--after") from error
     if not (root / sweep).is_dir():
-        typer.echo(f"There is no sweep {sweep!r} in {root}", err=True)
+        echo(f"There is no sweep {sweep!r} in {root}", err=True)
         raise typer.Exit(2)
-    watch(ledger_location(root, db), root / sweep, seconds, lambda text: print(f"{_now()}  {text}", flush=True))
+    watch(ledger_location(root, db), root / sweep, seconds, lambda text: echo(f"{_now()}  {text}"))
 
 
 def _now() -> str:

@@ -5,7 +5,6 @@ Tested in tests/sweeps/storage/test_pack.py and tests/sweeps/storage/test_upload
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,9 +20,11 @@ from sweeps.cli.common import (
     Root,
     Sweep,
     chosen,
+    echo,
     exit_on_error,
     ledger_location,
     open_ledger,
+    print_json,
 )
 
 if TYPE_CHECKING:
@@ -74,12 +75,12 @@ def push(
             storage = dataclasses.replace(storage, **where)
         if storage.bucket is None:
             raise LedgerError(f"{sweep_id} was run with storage=local: name a bucket with --to s3://bucket/prefix")
-        left = upload(storage, ledger, sweep_id, root / sweep_id, lambda text: typer.echo(text, err=True))
+        left = upload(storage, ledger, sweep_id, root / sweep_id, lambda text: echo(text, err=True))
         upload_snapshot(ledger, bucket_of_storage(storage), pricing=CONF_DIR / "pricing")
     if left:
-        typer.echo(unsaved_text(sweep_id, left), err=True)
+        echo(unsaved_text(sweep_id, left), err=True)
         raise typer.Exit(1)
-    typer.echo(f"{sweep_id}: everything is uploaded to {bucket_of_storage(storage).url}")
+    echo(f"{sweep_id}: everything is uploaded to {bucket_of_storage(storage).url}")
 
 
 def pack(
@@ -109,10 +110,10 @@ def pack(
             region=region,
         )
     what = f"{len(packed.sweeps)} sweeps, {packed.checkpoints} checkpoints, {packed.size_bytes / 2**20:.1f} MiB"
-    typer.echo(f"{packed.place}: {what}")
+    echo(f"{packed.place}: {what}")
     for note in packed.notes:
-        typer.echo(f"  {note}")
-    typer.echo(f"On the other machine:  python -m sweeps unpack {packed.place if '://' in out else Path(out).name}")
+        echo(f"  {note}")
+    echo(f"On the other machine:  python -m sweeps unpack {packed.place if '://' in out else Path(out).name}")
 
 
 def unpack(
@@ -138,16 +139,16 @@ def unpack(
             take_prices=take_prices,
             name=archive,
         )
-    typer.echo(f"{root}: {len(done.sweeps)} sweeps, {done.files} files put in place")
+    echo(f"{root}: {len(done.sweeps)} sweeps, {done.files} files put in place")
     for path in done.not_replaced:
-        typer.echo(f"  not replaced, since it differs here: {path}")
+        echo(f"  not replaced, since it differs here: {path}")
     if done.prices is not None and not take_prices:
         names = ", ".join(done.differing_prices)
-        typer.echo(f"  the archive's price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
+        echo(f"  the archive's price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
     with open_ledger(root, db) as ledger:
         stage = _stage_above(ledger)
     plan = f"  |  python sweep.py +stage={stage} dry_run=true" if stage else ""
-    typer.echo(f"Next:  python -m sweeps status{plan}")
+    echo(f"Next:  python -m sweeps status{plan}")
 
 
 def merge(
@@ -184,21 +185,21 @@ def merge(
 
 def _print_merged(done: MergeResult, dry: bool, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"added": dict(done.added), "streams": list(done.streams), "dry_run": dry}, indent=2))
+        print_json({"added": dict(done.added), "streams": list(done.streams), "dry_run": dry})
         return
     if not done.added:
-        typer.echo("Nothing to add: this ledger has everything.")
+        echo("Nothing to add: this ledger has everything.")
         return
     rows = ", ".join(f"{count} {table}" for table, count in sorted(done.added.items()))
-    typer.echo(f"{'Would be added' if dry else 'Added'}: {rows}")
+    echo(f"{'Would be added' if dry else 'Added'}: {rows}")
     for stream in done.streams:
-        typer.echo(f"  {stream}")
+        echo(f"  {stream}")
     if done.closed_as_lost:
-        typer.echo(f"  {done.closed_as_lost} open attempts were closed at their last heartbeat")
+        echo(f"  {done.closed_as_lost} open attempts were closed at their last heartbeat")
     if done.estimates_dropped:
-        typer.echo(f"  {done.estimates_dropped} estimated ends were skipped: the exact ends are known here")
+        echo(f"  {done.estimates_dropped} estimated ends were skipped: the exact ends are known here")
     if not dry:
-        typer.echo("Next:  python -m cost check  |  python -m sweeps track all")
+        echo("Next:  python -m cost check  |  python -m sweeps track all")
 
 
 def _stage_above(ledger: Ledger) -> str:

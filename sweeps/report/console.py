@@ -5,8 +5,12 @@ Nothing is wider than 100 columns, and colours appear on a terminal only.
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterable
 
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from cost.printable import printable
 from sweeps.journal.journal import TrialState
 
 WIDTH = 100
@@ -23,11 +27,23 @@ STATE_STYLES = {
 }
 
 
+class PlainTextConsole(Console):
+    """A console that shows every text as it is: no markup, no emoji codes, control characters escaped.
+
+    Names, labels and error messages come from outside. Styles are given by `rich.text.Text` only.
+    """
+
+    def __init__(self, *, width: int | None = None) -> None:
+        super().__init__(highlight=False, soft_wrap=False, markup=False, emoji=False, width=width)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
 def make_console() -> Console:
-    console = Console(highlight=False, soft_wrap=False)
-    if console.width > WIDTH or not console.is_terminal:
-        console = Console(highlight=False, soft_wrap=False, width=WIDTH)
-    return console
+    console = PlainTextConsole()
+    return PlainTextConsole(width=WIDTH) if console.width > WIDTH or not console.is_terminal else console
 
 
 def number_text(value: float | None, places: int = 3) -> str:

@@ -13,6 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from cost.printable import printable_line
+
 LEAST_WRAPPED = 16
 """A column whose texts may be wrapped is left out before it becomes narrower than this. Characters."""
 
@@ -37,7 +39,8 @@ class FittedTable:
 
     def add_row(self, *cells: RenderableType) -> None:
         """Add a row. Missing cells at its end are empty."""
-        self._rows.append((*cells, *("",) * (len(self._columns) - len(cells))))
+        texts = (Text(printable_line(cell)) if isinstance(cell, str) else cell for cell in cells)
+        self._rows.append((*texts, *("",) * (len(self._columns) - len(cells))))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         widths = [self._width(console, i) for i in range(len(self._columns))]
