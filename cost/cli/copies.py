@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -76,4 +77,4 @@ def restore(
     kept = f" The previous ledger is kept as {previous}." if previous else ""
     echo(f"Restored {shown_place(target)} from {restored}.{kept}")
     if price_folder is not None:
-        echo(f"Its price book is in {price_folder}; use it with --pricing {price_folder}")
+        echo(f"Its price book is in {price_folder}; use it with --pricing {shlex.quote(str(price_folder))}")

@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, StatementError
 from sqlalchemy.exc import IntegrityError as DatabaseIntegrityError
 
+from cost.commands import command_text
 from cost.ledger import schema
 from cost.ledger.sqlite_copy import backups_of, check_intact, copy_sqlite
 from cost.records import (
@@ -280,7 +282,8 @@ class Database:
         found = backups_of(self.path)
         if not found:
             return f"there is no backup beside it ({self.path.stem}*.bak)"
-        return f"the newest backup is {found[-1]}; restore it with: python -m cost restore {found[-1]}"
+        restore = command_text("cost", "restore", str(found[-1]), place=self.place)
+        return f"the newest backup is {found[-1]}; restore it with: {restore}"
 
 
 def _copy_rows(reader: Connection, writer: Connection) -> None:
@@ -364,7 +367,7 @@ def _postgres_engine(url: str) -> Engine:
 
 
 def _sqlite_engine(path: Path, read_only: bool, busy_seconds: float) -> Engine:
-    uri = f"file:{path.absolute()}".replace("?", "%3f").replace("#", "%23")
+    uri = f"file:{quote(str(path.absolute()))}"
     if read_only:
         # SQLite cannot read a write-ahead log in a read-only folder, except in a file that is declared immutable.
         frozen = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()

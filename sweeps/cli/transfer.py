@@ -5,12 +5,14 @@ Tested in tests/sweeps/storage/test_pack.py and tests/sweeps/storage/test_upload
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cost.commands import command_text
 from sweeps.cli.common import (
     DEFAULT_ROOT,
     Db,
@@ -78,7 +80,7 @@ def push(
         left = upload(storage, ledger, sweep_id, root / sweep_id, lambda text: echo(text, err=True))
         upload_snapshot(ledger, bucket_of_storage(storage), pricing=CONF_DIR / "pricing")
     if left:
-        echo(unsaved_text(sweep_id, left), err=True)
+        echo(unsaved_text(sweep_id, left, ledger.place), err=True)
         raise typer.Exit(1)
     echo(f"{sweep_id}: everything is uploaded to {bucket_of_storage(storage).url}")
 
@@ -113,7 +115,8 @@ def pack(
     echo(f"{packed.place}: {what}")
     for note in packed.notes:
         echo(f"  {note}")
-    echo(f"On the other machine:  python -m sweeps unpack {packed.place if '://' in out else Path(out).name}")
+    archive = packed.place if "://" in out else Path(out).name
+    echo(f"On the other machine:  {shlex.join(['python', '-m', 'sweeps', 'unpack', archive])}")
 
 
 def unpack(
@@ -128,6 +131,7 @@ def unpack(
     db: Db = None,
 ) -> None:
     """Unpack an archive on this machine, so that the next stage finds its open gate. Repeatable."""
+    from sweeps.config.suggestions import quoted_text
     from sweeps.storage import unpack as unpacking
 
     with exit_on_error(), unpacking.open_archive(archive, root, endpoint_url=endpoint_url, region=region) as source:
@@ -147,8 +151,10 @@ def unpack(
         echo(f"  the archive's price book differs ({names}): it is in {done.prices}; --take-prices uses it here")
     with open_ledger(root, db) as ledger:
         stage = _stage_above(ledger)
-    plan = f"  |  python sweep.py +stage={stage} dry_run=true" if stage else ""
-    echo(f"Next:  python -m sweeps status{plan}")
+    status = command_text("sweeps", "status", place=ledger.place)
+    place = "" if root == DEFAULT_ROOT else f" {quoted_text('paths.root', str(root))}"
+    plan = f"  |  python sweep.py +stage={stage}{place} dry_run=true" if stage else ""
+    echo(f"Next:  {status}{plan}")
 
 
 def merge(
@@ -180,10 +186,10 @@ def merge(
                 at = unpacking.open_snapshot(source, root, endpoint_url=endpoint_url, region=region)
                 other = stack.enter_context(at)
             done = merge_ledger(ledger, other, lost=lost, dry=dry_run)
-    _print_merged(done, dry_run, as_json)
+    _print_merged(done, ledger.place, dry_run, as_json)
 
 
-def _print_merged(done: MergeResult, dry: bool, as_json: bool) -> None:
+def _print_merged(done: MergeResult, place: str, dry: bool, as_json: bool) -> None:
     if as_json:
         print_json({"added": dict(done.added), "streams": list(done.streams), "dry_run": dry})
         return
@@ -199,7 +205,8 @@ def _print_merged(done: MergeResult, dry: bool, as_json: bool) -> None:
     if done.estimates_dropped:
         echo(f"  {done.estimates_dropped} estimated ends were skipped: the exact ends are known here")
     if not dry:
-        echo("Next:  python -m cost check  |  python -m sweeps track all")
+        check, track = command_text("cost", "check", place=place), command_text("sweeps", "track", "all", place=place)
+        echo(f"Next:  {check}  |  {track}")
 
 
 def _stage_above(ledger: Ledger) -> str:

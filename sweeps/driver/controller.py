@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
 
+from cost.commands import command_text
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
 from cost.records import UsageKey
 from rl.spec import Checkpoint, Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop, StopKind
@@ -219,9 +220,10 @@ class SweepController:
         per_trial = self._cfg.search.cards_per_trial
         text = f"trials can use {cards} cards now, {self._cards} before"
         if cards < self._cards and self._cfg.machine.purchase != "own":
+            example = ("--amount", "-5.00 USD", "--reason", "WHY")
             text += (
                 ". The lease stays open at the price of the whole cluster. If the provider charges less for a lost "
-                f"node: python -m cost correct {self._lease_id} --amount '-5.00 USD' --reason WHY"
+                f"node: {command_text('cost', 'correct', self._lease_id, *example, place=self._ledger.place)}"
             )
         self.warn(text)
         self._cards = cards

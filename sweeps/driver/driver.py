@@ -162,7 +162,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                         ledger.check_in_place()
                         return code
                     except StoreError as error:
-                        print_stopped(console, put_back(ledger, error), typed)
+                        print_stopped(console, put_back(ledger, error), typed, ledger.place)
                         return EXIT_FAILED
         except (StoreError, ConfigError) as error:
             undone = f"\n{acquire.undo_start(cfg, pricing)}" if machine_started else ""
@@ -317,7 +317,7 @@ def _over_budget(context: DriverContext, budget: BudgetController) -> bool:
     if not refusal:
         return False
     context.journal.append(DriverEnded(DriverEnd.BUDGET, refusal))
-    print_budget(context.console, refusal, context.typed)
+    print_budget(context.console, refusal, context.typed, ledger.place)
     if state is not None and sweep_id in state.sweeps:  # a driver of this sweep died while it used the machine
         release_wanted = release.should_release(cfg, DriverEnd.BUDGET, None)
         if not release_wanted:

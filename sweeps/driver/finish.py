@@ -5,10 +5,10 @@ Tested in tests/sweeps/machines/test_acquire.py and tests/e2e/test_sweep_command
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
 from pathlib import Path
 
+from cost.commands import command_text
 from cost.copies.s3 import BucketError
 from cost.copies.s3_snapshot import upload_snapshot
 from cost.ledger.ledger import Ledger
@@ -48,7 +48,7 @@ def put_back(ledger: Ledger, error: StoreError) -> StoreError:
         return LedgerRemovedError(f"{error}, and could not be written back: {failure}")
     if str(path) == before:
         return LedgerRemovedError(f"{error}. Everything that was recorded was written back to {path}")
-    restore = shlex.join(["python", "-m", "cost", "restore", str(path), "--root", str(path.parent)])
+    restore = command_text("cost", "restore", str(path), place=before)
     return LedgerRemovedError(f"{error}. Everything that was recorded is in {path}; to use it: {restore}")
 
 
@@ -69,9 +69,8 @@ def write_snapshot(context: DriverContext) -> None:
     try:
         upload_snapshot(context.ledger, bucket_of(context.cfg.storage), pricing=CONF_DIR / "pricing", tries=1)
     except (BucketError, StoreError) as error:
-        context.warn(
-            f"no snapshot of the ledger was written: {error}; the next sweep or `python -m cost backup --to` writes one"
-        )
+        again = command_text("cost", "backup", "--to", bucket_of(context.cfg.storage).url, place=context.ledger.place)
+        context.warn(f"no snapshot of the ledger was written: {error}; the next sweep or `{again}` writes one")
 
 
 def release_machine(context: DriverContext, lease_id: str, *, wanted: bool) -> None:

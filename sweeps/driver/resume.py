@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from cost.commands import command_text
 from cost.copies.s3 import BucketError
 from cost.ledger.database import shown_place
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
@@ -144,11 +145,9 @@ def locked_sweep(
 
 
 def _already_driven(cfg: SweepConfig, error: SweepLockedError) -> ConfigError:
-    options = "" if cfg.paths.root == "runs" else f" --root {cfg.paths.root}"
-    options += f" --db {shown_place(cfg.storage.database_url)}" if cfg.storage.database_url else ""
+    stop = command_text("sweeps", "stop", error.sweep_id, place=shown_place(cfg.database))
     return ConfigError(
-        f"{error}: wait for it, stop it with `python -m sweeps stop {error.sweep_id}{options}`, or start another sweep "
-        "of the same plan with resume=never"
+        f"{error}: wait for it, stop it with `{stop}`, or start another sweep of the same plan with resume=never"
     )
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from cost.commands import command_text
 from cost.ledger.sweep_lock import SweepLockedError
 from cost.money import Money, money_text
 from cost.prices.book import PriceError
@@ -29,6 +30,7 @@ from sweeps.machines.pricing import Pricing
 from sweeps.planning.plan import Plan, make_plan
 from sweeps.protocol.promotion import Promotion
 from sweeps.report.console import MAX_ROWS, duration_text
+from sweeps.report.mlflow_store import sqlite_uri
 from sweeps.report.plan_tables import merged_text, plan_table, space_table
 from sweeps.report.results import print_gate, print_lr_advice, results_table
 from sweeps.search.best import Best, best, instead_of
@@ -173,13 +175,13 @@ def print_end(
         elif (context.sweep_dir / "ray").is_dir():
             console.print(Text(f"Logs:     {context.sweep_dir / 'ray'}/TRIAL-ATTEMPT.log"), soft_wrap=True)
     if not mlflow_complete:
-        track = shlex.join(["python", "-m", "sweeps", "track", "--root", str(context.root)])
+        track = command_text("sweeps", "track", place=context.ledger.place)
         rest = f"MLflow does not have everything yet. `{track}`, or the next sweep in this folder, delivers the rest."
         console.print(
             Text(rest, style="yellow"),
             soft_wrap=True,
         )
-    uri = mask_secrets(cfg.tracking.uri) if cfg.tracking.uri else f"sqlite:///{context.root / 'mlflow.db'}"
+    uri = mask_secrets(cfg.tracking.uri) if cfg.tracking.uri else sqlite_uri(context.root / "mlflow.db")
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {shlex.quote(uri)}"), soft_wrap=True)
     console.print(Text(f"          and open {MLFLOW_RUNS}"), soft_wrap=True)
     failed = [trial for trial in record.trials.values() if trial.state is TrialState.FAILED]
@@ -192,7 +194,7 @@ def print_end(
         command = " ".join(["python sweep.py", *map(shlex.quote, again), "resume=failed"])
         console.print(Text(f"Again:    {command}"), soft_wrap=True)
     if end is DriverEnd.BUDGET and stop is not None:
-        print_budget(console, stop.text, typed)
+        print_budget(console, stop.text, typed, context.ledger.place)
     elif end is DriverEnd.INTERRUPTED:
         console.print(Text(f"Resume:   {' '.join(['python sweep.py', *map(shlex.quote, typed)])}"), soft_wrap=True)
     elif verdict and verdict.open and cfg.stage.next_stage:
@@ -203,11 +205,11 @@ def print_end(
 def print_not_uploaded(context: DriverContext, lines: Sequence[str]) -> None:
     """What is not in the bucket yet, and the command that uploads it."""
     if lines:
-        text = unsaved_text(context.record.sweep_id, lines)
+        text = unsaved_text(context.record.sweep_id, lines, context.ledger.place)
         context.console.print(Text(text, style="yellow"), soft_wrap=True)
 
 
-def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
+def print_budget(console: Console, why: str, typed: Sequence[str], place: str) -> None:
     """Why a sweep stopped at a limit, or did not start, and the command that continues it."""
     console.print(Text(f"Budget:   {why}", style="yellow"), soft_wrap=True)
     keys = [key for key in ("trial_limit", "sweep_limit", "stage_limit", "month_limit") if f"budget.{key}" in why]
@@ -215,7 +217,8 @@ def print_budget(console: Console, why: str, typed: Sequence[str]) -> None:
     kept = [t for t in typed if not t.startswith(dropped)]
     higher = [f"'budget.{key}=AMOUNT CURRENCY'" for key in keys]
     scopes = dict.fromkeys(re.findall(r"\(cost budget --set (\S+)\)", why))
-    raised = [f"python -m cost budget --set '{scope}=AMOUNT CURRENCY', then" for scope in scopes]
+    settings = [command_text("cost", "budget", "--set", f"{scope}=AMOUNT CURRENCY", place=place) for scope in scopes]
+    raised = [f"{setting} &&" for setting in settings]
     command = " ".join([*raised, "python sweep.py", *map(shlex.quote, kept), *higher])
     console.print(Text(f"Continue: {command}"), soft_wrap=True)
 
@@ -234,14 +237,14 @@ def _short(source: str) -> str:
     return source if len(source) <= 60 else source[:57] + "..."
 
 
-def print_stopped(console: Console, error: StoreError, typed: Sequence[str]) -> None:
+def print_stopped(console: Console, error: StoreError, typed: Sequence[str], place: str) -> None:
     """The ledger cannot be written any more: what was written, and what to do."""
     again = " ".join(["python sweep.py", *map(shlex.quote, typed)])
     console.print(Text(f"Stopped: {error}", style="red"), soft_wrap=True)
     if isinstance(error, SweepLockedError):
         console.print(
             "This driver had lost its lock. It has ended its trials' processes and writes nothing more. The other "
-            "driver repeats the work that was not written. See: python -m cost leases list",
+            f"driver repeats the work that was not written. See: {command_text('cost', 'leases', 'list', place=place)}",
             soft_wrap=True,
         )
         return
@@ -262,19 +265,19 @@ def report_costs(context: DriverContext) -> Report | None:
     try:
         report = context.report()
     except PriceError as error:
-        context.warn(
-            f"the costs were not reported: {error}. Afterwards: python -m cost report --sweep {context.record.sweep_id}"
-        )
+        again = command_text("cost", "report", "--sweep", context.record.sweep_id, place=context.ledger.place)
+        context.warn(f"the costs were not reported: {error}. Afterwards: {again}")
         return None
-    write_costs(context.console, report, context.sweep_dir)
+    write_costs(context.console, report, context.sweep_dir, context.ledger.place)
     return report
 
 
-def write_costs(console: Console, report: Report, sweep_dir: Path) -> None:
+def write_costs(console: Console, report: Report, sweep_dir: Path, place: str) -> None:
     """Write `cost.csv`. A full disk must not keep the ledger from being closed: the file can be written again."""
     try:
         write_csv(report, sweep_dir / "cost.csv")
     except OSError as error:
-        again = f"python -m cost report --sweep {sweep_dir.name} --format csv --out {sweep_dir / 'cost.csv'}"
+        options = ("--sweep", sweep_dir.name, "--format", "csv", "--out", str(sweep_dir / "cost.csv"))
+        again = command_text("cost", "report", *options, place=place)
         text = f"warning: cost.csv was not written ({error.strerror}); write it with: {again}"
         console.print(Text(text, style="yellow"), soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from cost.commands import command_text
 from cost.ledger import release_requests
 from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import lock_owner
@@ -39,9 +40,10 @@ def attach(cfg: SweepConfig, ledger: Ledger, sweep_id: str, pricing: Pricing, no
     state = ledger.leases.open_on(instance)
     for other in state.sweeps if state and release_requests.outcome_unknown(ledger, state.lease.lease_id) else ():
         if other != sweep_id and (owner := lock_owner(cfg.database, other)):
+            status = command_text("sweeps", "status", place=ledger.place)
             raise ConfigError(
                 f"machine={cfg.machine.name}: {other} ({owner}) is releasing the machine. Wait until it is gone, or "
-                "until `python -m sweeps status` reports that the release is not confirmed"
+                f"until `{status}` reports that the release is not confirmed"
             )
     lease_id = lease.attach_to_machine(cfg, ledger, sweep_id, pricing)
     before = [gap for gap in unaccounted.unaccounted_times(ledger) if gap.before.lease.instance_id == instance]

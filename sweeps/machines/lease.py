@@ -8,6 +8,7 @@ from decimal import Decimal
 from cost.charges import commitments
 from cost.charges.chargeback import COST_CENTER, Chargeback, required_names, set_chargeback
 from cost.charges.power import measured_watts
+from cost.commands import command_text
 from cost.ledger.ledger import Ledger
 from cost.ledger.release_requests import record_in_use
 from cost.records import Lease, LedgerError
@@ -101,9 +102,10 @@ def _check_chargeback(ledger: Ledger, chargeback: Chargeback) -> None:
             "budget." + name if name in ("owner", "project", COST_CENTER) else f"+budget.tags.{name}"
             for name in missing
         )
+        names = command_text("cost", "leases", "require", place=ledger.place)
         raise ConfigError(
             f"the ledger requires {', '.join(missing)} of every sweep, and this sweep has none: add "
-            f"{' '.join(f'{key}=NAME' for key in keys)} (`python -m cost leases require` lists the required names)"
+            f"{' '.join(f'{key}=NAME' for key in keys)} (`{names}` lists the required names)"
         )
     if commitments.TAG in chargeback.tags:
         try:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cost.charges.lease_charge import TAKEN_BACK
+from cost.commands import command_text
 from cost.ledger import release_requests
+from cost.ledger.database import shown_place
 from cost.ledger.ledger import Ledger
 from cost.records import IntegrityError, LeaseState, StoreError
 from cost.reports.unaccounted import LEFT
@@ -77,7 +79,7 @@ def release(
     except Exception as error:  # any error of the provider's client: the machine may still be running
         outcome = ReleaseOutcome(False, f"{type(error).__name__}: {provider.first_line(str(error))}")
     why = outcome.text
-    by_hand = f"python -m cost leases close {lease_id} --released"
+    by_hand = command_text("cost", "leases", "close", lease_id, "--released", place=ledger.place)
     if outcome.confirmed:
         try:
             ledger.usages.close_dead()
@@ -122,21 +124,20 @@ def still_running_text(cfg: SweepConfig, state: LeaseState | None, per_hour: str
 
     `state` is None where the ledger cannot be read any more.
     """
-    machine = cfg.machine
+    machine, place = cfg.machine, shown_place(cfg.database)
     if not lease.is_real_machine(cfg) or machine.purchase == "own" or (state and state.lease.purchase == "own"):
         return ""
     if state and state.how == TAKEN_BACK:
+        record = command_text("cost", "leases", "open", place=place)
         return (
             f"{machine.name} is taken back by {machine.provider}, and its lease ends here. If the machine keeps "
-            f"running, it costs {per_hour} an hour: record that with python -m cost leases open"
+            f"running, it costs {per_hour} an hour: record that with {record}"
         )
     hint = "" if machine.down else ", or set machine.down for the next sweep"
     extend = ""
     if state and state.how in LEFT:
-        extend = (
-            " Its lease ends here. If you keep the machine, record its further cost with: python -m cost leases extend "
-            f"{state.lease.lease_id}"
-        )
+        record = command_text("cost", "leases", "extend", state.lease.lease_id, place=place)
+        extend = f" Its lease ends here. If you keep the machine, record its further cost with: {record}"
     return (
         f"Still running: {machine.name} ({machine.sku} at {machine.provider}) costs {per_hour} an hour, with or "
         f"without trials. This program has not released it. Release it at the provider{hint}.{extend}"

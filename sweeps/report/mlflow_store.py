@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,7 +31,19 @@ def load_mlflow() -> None:
 
 def default_uri(root: Path) -> str:
     """The tracking URI of the store in a root folder."""
-    return f"{_SQLITE}{root.absolute() / 'mlflow.db'}"
+    return sqlite_uri(root.absolute() / "mlflow.db")
+
+
+def sqlite_uri(path: Path) -> str:
+    """The URI of a SQLite store. SQLAlchemy decodes `%` in it and ends the path at `?`."""
+    return _SQLITE + str(path).replace("%", "%25").replace("?", "%3F")
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The file of a SQLite store; None for other stores."""
+    if not uri.startswith(_SQLITE):
+        return None
+    return Path(unquote(uri.removeprefix(_SQLITE).partition("?")[0]))
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -40,9 +53,20 @@ def open_client(uri: str) -> MlflowClient:
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
-    if uri.startswith(_SQLITE) and not (path := Path(uri.removeprefix(_SQLITE))).exists():
+    if (path := sqlite_path(uri)) and not path.exists():
         _create_store(path)
-    return MlflowClient(tracking_uri=uri)
+    client = MlflowClient(tracking_uri=uri)
+    if path:
+        _remove_encoded_folder(uri, path)
+    return client
+
+
+def _remove_encoded_folder(uri: str, path: Path) -> None:
+    """MLflow does not decode the URI where it makes the store's folder: remove the empty one that it made."""
+    made = Path(uri.removeprefix(_SQLITE)).parent
+    if made != path.parent:
+        with suppress(OSError):
+            os.removedirs(made)
 
 
 def _create_store(path: Path) -> None:
@@ -52,7 +76,7 @@ def _create_store(path: Path) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        SqlAlchemyStore(f"{_SQLITE}{partial}", str(path.parent / "mlartifacts")).engine.dispose()
+        SqlAlchemyStore(sqlite_uri(partial), (path.parent / "mlartifacts").absolute().as_uri()).engine.dispose()
         with suppress(FileExistsError):  # another driver has created the store, and may be using it
             os.link(partial, path)
     finally:

@@ -20,6 +20,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cost.commands import command_text
 from cost.copies.merge import MergeResult, merge_ledger
 from cost.copies.s3 import parse_s3_url, s3_client, sha256_of
 from cost.copies.s3_snapshot import download_snapshot
@@ -228,7 +229,7 @@ def _place_ledger(source: OpenArchive, database: str | Path, name: str) -> None:
 def _different_ledger(here: Ledger, name: str, why: str) -> str:
     return (
         f"there is a different ledger at {here.place}{why}: nothing was changed. Merge them with "
-        f"`python -m sweeps merge {name}`, or unpack into another folder with --root"
+        f"`{command_text('sweeps', 'merge', name, place=here.place)}`, or unpack into another folder with --root"
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cost.commands import command_text
 from cost.copies.s3 import Bucket, BucketError, s3_client, sha256_of
 from cost.ledger.ledger import Ledger
 from rl.spec import CheckpointWritten, EvalReport
@@ -313,10 +314,10 @@ def unsaved(storage: StorageConfig, ledger: Ledger, sweep_id: str, sweep_dir: Pa
         return [str(error), *SweepUpload(None, place, keep, sweep_dir, ignore).missing(ledger)]
 
 
-def unsaved_text(sweep_id: str, lines: Sequence[str], shown: int = 5) -> str:
-    """The result of `unsaved` for people."""
+def unsaved_text(sweep_id: str, lines: Sequence[str], place: str, shown: int = 5) -> str:
+    """The result of `unsaved` for people. `place`: the ledger's, for the command that uploads the rest."""
     more = [f"  and {len(lines) - shown} more"] if len(lines) > shown else []
-    first = f"On this machine only; `python -m sweeps push {sweep_id}` uploads:"
+    first = f"On this machine only; `{command_text('sweeps', 'push', sweep_id, place=place)}` uploads:"
     return "\n".join([first, *(f"  {line}" for line in lines[:shown]), *more])
 
 

@@ -94,7 +94,7 @@ def test_the_driver_prints_no_raw_control_character_and_reads_no_markup(sweep: S
         console = make_console()
         LiveView(console, record, 20, dict, None).warn(text)
         print_gate(console, verdict)
-        print_stopped(console, StoreError(text), [text])
+        print_stopped(console, StoreError(text), [text], sweep.ledger.place)
         console.print(results_table(record, dict.fromkeys(record.trials, text), {}))
         console.print(f"a plain string: {text}")
 

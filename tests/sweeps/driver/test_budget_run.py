@@ -50,7 +50,8 @@ def test_a_sweep_without_room_for_one_trial_is_refused_before_a_lease_is_opened(
     assert a_run("resume=never") == EXIT_BUDGET
     output = " ".join(capsys.readouterr().out.split())
     assert "no trial is started: stage smoke: a trial needs 0.000" in output
-    assert "python -m cost budget --set 'stage:smoke=AMOUNT CURRENCY', then python sweep.py +stage=smoke" in output
+    raised = f"python -m cost budget --set 'stage:smoke=AMOUNT CURRENCY' --root {tmp_path}"
+    assert f"{raised} && python sweep.py +stage=smoke" in output
     assert "resume=never" not in output.partition("Continue:")[2]
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         assert len(ledger.leases.find()) == 1

@@ -81,7 +81,9 @@ def archive(home, tmp_path) -> Path:
 
 def test_the_next_stage_runs_there_and_merges_back_once(home, archive, tmp_path):
     box = tmp_path / "box"
-    assert "python sweep.py +stage=single dry_run=true" in sweeps("unpack", archive, "--root", box)
+    assert f"python sweep.py +stage=single 'paths.root=\"{box}\"' dry_run=true" in sweeps(
+        "unpack", archive, "--root", box
+    )
     assert states(box / "ledger.db") == {"smoke": ("done", True)}
     assert (box / "cache" / "a-model" / "weights.safetensors").read_bytes() == b"weights"
     assert not (box / "cache" / ".a-model.lock").exists()
