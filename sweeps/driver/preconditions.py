@@ -1,6 +1,6 @@
 """Checks before anything is billed: everything that would stop every trial is a configuration error.
 
-Tested in tests/sweeps/machines/test_cards.py and tests/e2e/test_sweep_command.py.
+Tested in tests/sweeps/driver/test_preconditions.py and tests/e2e/test_sweep_command.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cost.copies.s3 import BucketError
 from rl.spec import ConfigurationError
 from sweeps.config.axes import recipes
 from sweeps.config.types import ConfigError, SweepConfig
-from sweeps.driver.trial_check import read_inputs, trial_problems
+from sweeps.driver.trial_check import cannot_be_written, read_inputs, trial_problems
 from sweeps.machines.cards import ray_address
 from sweeps.machines.release import rent_hint
 from sweeps.planning.plan import Plan
@@ -50,6 +50,8 @@ def check_can_run(cfg: SweepConfig, plan: Plan, console: Console, per_hour: str 
             prepare(at.model, at.task, cache, lambda line: console.print(f"  model: {line}"))
     except ConfigurationError as error:
         raise ConfigError(str(error)) from error
+    except OSError as error:  # such as a full disk
+        raise ConfigError(cannot_be_written("paths.cache", cache, _reason(error))) from error
     if made and (problems := trial_problems(cfg, plan, read_inputs(cfg))):
         raise ConfigError("\n".join(problems))
 
@@ -74,7 +76,10 @@ def _check_writable(root: Path) -> None:
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
-        raise ConfigError(
-            f"paths.root={root} cannot be written ({error.strerror} at {existing}): "
-            "make it writable, or choose another folder with paths.root=DIR"
-        ) from error
+        raise ConfigError(cannot_be_written("paths.root", root, f"{error.strerror} at {existing}")) from error
+
+
+def _reason(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error)
+    return f"{error.strerror} at {error.filename}" if error.filename else error.strerror

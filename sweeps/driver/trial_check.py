@@ -77,6 +77,21 @@ def trial_problems(cfg: SweepConfig, plan: Plan, inputs: TrialInputs) -> list[st
     return list(dict.fromkeys(found))
 
 
+def unwritable(key: str, folder: Path) -> Iterator[str]:
+    """Why files cannot be written into a folder, which may not exist yet. Nothing is written."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        yield cannot_be_written(key, folder, f"{existing} is not a folder")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield cannot_be_written(key, folder, f"{existing} is read-only for this user")
+
+
+def cannot_be_written(key: str, folder: Path, why: str) -> str:
+    return f"{key}={folder} cannot be written ({why}): make it writable, or choose another folder with {key}=DIR"
+
+
 def _read_task(cfg: SweepConfig, tasks: dict[str, Any], content: dict[str, str], problems: list[str]) -> None:
     from rl.models.content import questions_hash
     from rl.tasks import load_task
@@ -103,7 +118,8 @@ def _read_model(cfg: SweepConfig, models: dict[str, Any], content: dict[str, str
         return
     try:
         folder = describe(cfg.model, cfg.task, Path(cfg.paths.cache))
-        if folder is None:
+        if folder is None:  # it is made in the cache, before the lease is opened
+            problems += unwritable("paths.cache", Path(cfg.paths.cache))
             return
         selected = f"model.path={cfg.model.path}" if cfg.model.kind == "hf" else f"model={cfg.model.kind}"
         whole = cfg.model.kind != "hf" or Path(cfg.model.path or "").expanduser().is_dir()
