@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeps.config.types import ConfigError
+from sweeps.executors.ray_access import loopback_only, make_token_private
 
 CARD = "card"
 """The custom Ray resource that stands for a card where there are no GPUs."""
@@ -55,7 +56,10 @@ def resource_of(device: str) -> str:
 
 
 def start_local(cards: Sequence[int], device: str) -> None:
-    """Start a Ray on this host with these cards. After a failed start, its processes are ended and it starts again."""
+    """Start a Ray on this host with these cards, for this host only.
+
+    After a failed start, its processes are ended and it starts again.
+    """
     local: dict[str, Any] = {"include_dashboard": False}
     if device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, cards))
@@ -64,10 +68,12 @@ def start_local(cards: Sequence[int], device: str) -> None:
         local["resources"] = {CARD: len(cards)}
     import psutil
 
+    make_token_private()
     before = set(psutil.Process().children(recursive=True))
     for left in reversed(range(START_TRIES)):
         try:
-            _init("local", **local)
+            with loopback_only():
+                _init("local", **local)
             return
         except Exception:  # Ray gives its processes 30 s to start: too short on a busy machine
             for process in set(psutil.Process().children(recursive=True)) - before:

@@ -98,6 +98,24 @@ def attempts(folder: Path, *overrides: str) -> list[Attempt]:
     return [Attempt(trial_spec(cfg, t, attempt=1, sweep_dir=folder), None) for t in plan.trials]
 
 
+def test_a_local_ray_listens_on_loopback_only(ray_of_one_card):
+    import ray
+
+    @ray.remote(num_cpus=0)
+    def worker() -> int:
+        return os.getpid()
+
+    assert ray.get(worker.remote())  # a worker listens, too
+    listening = {
+        (process.name(), connection.laddr.ip)
+        for process in (psutil.Process(), *psutil.Process().children(recursive=True))
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {"gcs_server", "raylet"} <= {name for name, _ in listening}
+    assert {ip for _, ip in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
 def test_every_message_arrives_in_order_and_commands_arrive_before_the_next_step(ray_of_one_card, tmp_path):
     all_attempts = attempts(tmp_path)
     first, second, third = all_attempts
