@@ -53,6 +53,19 @@ def zero_variance(rewards: Float[Tensor, "prompts group"]) -> Bool[Tensor, " pro
     return (rewards == rewards[:, :1]).all(dim=1)
 
 
+def phantom_credit(
+    rewards: Float[Tensor, "prompts group"], correct: Float[Tensor, "prompts group"]
+) -> Bool[Tensor, " prompts"]:
+    """Per group: whether its completions are equally correct and yet differ in reward.
+
+    Such a group has advantages that come from format, length or style alone.
+
+    Args:
+        correct: raw correctness of each completion.
+    """
+    return zero_variance(correct) & ~zero_variance(rewards)
+
+
 def overlong_penalty(
     lengths: Int[Tensor, "*shape"], max_completion_tokens: int, spec: AlgorithmSpec
 ) -> Float[Tensor, "*shape"]:

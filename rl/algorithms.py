@@ -100,11 +100,12 @@ def _kl_problems(trial: TrialSpec) -> Iterator[str]:
             "log pi alone, whose expectation on-policy is zero, so the term would only add noise. Use k3 (as GRPO) "
             "or k2 in the loss, or kl_placement=reward, where k1 is right"
         )
-    if a.kl_coef > 0 and a.kl_placement == "reward" and a.drop_zero_variance_groups:
+    by_reward = a.drop_zero_variance_groups and a.zero_variance_of == "reward"
+    if a.kl_coef > 0 and a.kl_placement == "reward" and by_reward:
         yield (
             "algorithm.drop_zero_variance_groups with kl_placement=reward: groups are dropped before the KL is "
             "computed, and with a KL in the reward no two rewards are equal. Use kl_placement=loss, or set "
-            "drop_zero_variance_groups=false"
+            "zero_variance_of=accuracy or drop_zero_variance_groups=false"
         )
 
 
@@ -146,7 +147,7 @@ def without_effect(trial: TrialSpec) -> dict[str, str]:
         (
             not a.drop_zero_variance_groups,
             "algorithm.drop_zero_variance_groups",
-            ("algorithm.max_resample_rounds",),
+            ("algorithm.max_resample_rounds", "algorithm.zero_variance_of"),
         ),
         (a.overlong_buffer_tokens == 0, "algorithm.overlong_buffer_tokens", ("algorithm.overlong_penalty",)),
         (a.lr_schedule == "constant", "algorithm.lr_schedule", ("algorithm.lr_final_frac",)),

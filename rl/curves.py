@@ -158,7 +158,7 @@ class RolloutSums(_Sums):
     reward_names: tuple[str, ...]
 
     NAMES: ClassVar[tuple[str, ...]] = ("completions", "reward", "acc", "errors", "length", "truncated")
-    GROUP_NAMES: ClassVar[tuple[str, ...]] = ("groups", "zero_std")
+    GROUP_NAMES: ClassVar[tuple[str, ...]] = ("groups", "zero_std", "phantom_credit")
 
     def __add__(self, other: RolloutSums) -> RolloutSums:
         if self.reward_names != other.reward_names:
@@ -176,6 +176,7 @@ class RolloutSums(_Sums):
         lengths: Sequence[int],
         truncated: Sequence[bool],
         zero_std: Sequence[bool],
+        phantom_credit: Sequence[bool],
     ) -> RolloutSums:
         """The sums of some completions (possibly none) and of some groups.
 
@@ -188,9 +189,11 @@ class RolloutSums(_Sums):
             truncated: per completion, whether it reached the limit without an end-of-sequence token.
             zero_std: per group, whether all its rewards are equal. Where the completions of a group are spread over
                 several `RolloutSums`, only one of them counts the group.
+            phantom_credit: per group, whether its completions are equally correct and differ in reward. It has the same
+                groups as `zero_std`.
 
         Raises:
-            ValueError: the values per completion differ in number.
+            ValueError: the values per completion differ in number, or those per group.
         """
         names = tuple(sorted(rewards))
         per_completion: list[Sequence[Any]] = [
@@ -203,7 +206,10 @@ class RolloutSums(_Sums):
         ]
         if len({len(values) for values in per_completion}) != 1:
             raise ValueError(f"values per completion have different lengths: {[len(v) for v in per_completion]}")
-        totals = [len(reward), *(sum(float(x) for x in v) for v in per_completion), len(zero_std), sum(zero_std)]
+        if len(zero_std) != len(phantom_credit):
+            raise ValueError(f"{len(zero_std)} values of zero_std and {len(phantom_credit)} of phantom_credit")
+        per_group = (len(zero_std), sum(zero_std), sum(phantom_credit))
+        totals = [len(reward), *(sum(float(x) for x in v) for v in per_completion), *per_group]
         extremes = [-min(lengths), max(lengths)] if lengths else [-torch.inf, -torch.inf]
         return cls(torch.tensor(totals, dtype=torch.float64), torch.tensor(extremes, dtype=torch.float64), names)
 
@@ -232,6 +238,7 @@ def step_curves(rollout: RolloutSums, sampler: SamplerSums, updates: Sequence[Up
         logp_diff_max=max(sampler.maxima.item(), 0.0),
         mismatch_kl=Mean(s["mismatch_kl"], s["tokens"]),
         sampler_ess=ess,
+        phantom_credit=Mean(r["phantom_credit"], r["groups"]),
         nonfinite_logprobs=int(s["nonfinite"]),
     )
 

@@ -106,6 +106,9 @@ class Curves:
     """k3 of pi_sample against pi_old."""
     sampler_ess: float | None = None
     """Effective sample size of the sampler correction, as a share; None where there is no correction."""
+    phantom_credit: Mean = Mean.EMPTY
+    """Share of groups whose completions are equally correct and yet differ in reward, before a KL is subtracted: such
+    groups push the policy by format, length or style alone. Empty where a trainer does not compute it."""
     nonfinite_logprobs: int = 0
     """Sampler log-probabilities that were NaN or infinite; their completions are masked out of the loss."""
 

@@ -170,7 +170,10 @@ class AlgorithmSpec:
     sampler_correction_cap: float = 2.0
     # selection of completions
     drop_zero_variance_groups: bool = False
-    """DAPO's dynamic sampling: groups whose rewards are all equal are replaced by new prompts."""
+    """DAPO's dynamic sampling: groups without variance are replaced by new prompts."""
+    zero_variance_of: Literal["reward", "accuracy"] = "reward"
+    """What has no variance in a dropped group: the rewards, or the raw correctness. With `accuracy`, groups that are
+    equally correct are dropped although their rewards differ (phantom credit)."""
     max_resample_rounds: int = 3
     """Largest number of additional sampling rounds per step."""
     mask_truncated: bool = False

@@ -163,6 +163,7 @@ def simulate_step(spec: TrialSpec, state: State, lrs: list[float], nan: bool) ->
             logp_diff_max=10 * mismatch,
             mismatch_kl=Mean(tokens * mismatch**2 / 2, tokens),
             sampler_ess=None if algorithm.sampler_correction == "none" else 1.0 - mismatch**2,
+            phantom_credit=Mean(0.0, float(groups)),  # the format is the same within a group
         ),
         TokenCounts(prompt=PROMPT_TOKENS * groups, completion=int(tokens), loss=sum(batches)),
         PromptCounts(trained=len(trained), filtered=groups - len(trained), failed=0),

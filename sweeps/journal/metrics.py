@@ -19,6 +19,7 @@ def step_metrics(report: StepReport, cards: int) -> dict[str, float]:
         "response_length": curves.response_length,
         "truncated_frac": curves.truncated,
         "zero_std_frac": curves.zero_std,
+        "phantom_credit_frac": curves.phantom_credit,
         "reward_error_frac": curves.reward_errors,
         "sampler_ratio_mean": curves.sampler_ratio,
         "logp_diff_mean": curves.logp_diff,

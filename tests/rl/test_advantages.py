@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.advantages import advantages, kl_in_reward, overlong_penalty, zero_variance
+from rl.advantages import advantages, kl_in_reward, overlong_penalty, phantom_credit, zero_variance
 from rl.spec import AlgorithmSpec, ConfigurationError
 
 
@@ -75,6 +75,12 @@ def test_reward_that_is_not_finite_is_an_error(bad):
 def test_rewards_must_be_a_matrix_of_groups():
     with pytest.raises(ValueError, match=r"\[prompts, group_size\]"):
         advantages(torch.ones(8), spec())
+
+
+def test_phantom_credit_is_in_groups_that_are_equally_correct_and_differ_in_reward():
+    rewards = torch.tensor([[0.1, 0.0], [1.1, 1.0], [1.1, 0.0], [0.1, 0.1], [1.0, 0.5]])
+    correct = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 0.5]])
+    assert phantom_credit(rewards, correct).tolist() == [True, True, False, False, False]
 
 
 def test_zero_variance_uses_the_optimised_rewards_not_accuracy():

@@ -158,6 +158,7 @@ MUTATIONS: list[tuple[str, Any, dict[str, Any]]] = [
 # planner (rate scaling).
 TESTED_ELSEWHERE = {
     *("name", "updates_per_rollout", "drop_zero_variance_groups", "max_resample_rounds"),
+    "zero_variance_of",
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "lr_reference_completions"),
 }
 

@@ -110,6 +110,7 @@ def rollout_sums(**changes: Any) -> RolloutSums:
         "lengths": [3, 24, 7, 2],
         "truncated": [False, True, False, False],
         "zero_std": [False, True],
+        "phantom_credit": [True, False],
     }
     return RolloutSums.of(**{**values, **changes})
 
@@ -124,6 +125,7 @@ def test_step_curves_have_reward_accuracy_and_every_raw_reward_separately():
     assert (got.response_length_min, got.response_length_max) == (2, 24)
     assert got.truncated == Mean(1, 4)
     assert got.zero_std == Mean(1, 2)
+    assert got.phantom_credit == Mean(1, 2)
     assert got.clip_frac is None
 
 
@@ -147,6 +149,7 @@ def test_rollout_sums_of_unequal_and_empty_parts_add_up_to_the_whole():
                 **{k: v[cut] for k, v in values.items()},
                 rewards={k: v[cut] for k, v in names.items()},
                 zero_std=[False, True] if i == 0 else [],
+                phantom_credit=[True, False] if i == 0 else [],
             )
             for i, cut in enumerate((slice(0, a), slice(a, b), slice(b, 4)))
         ]
@@ -158,6 +161,8 @@ def test_rollout_sums_of_unequal_and_empty_parts_add_up_to_the_whole():
 def test_sums_with_unequal_lengths_or_different_rewards_are_an_error():
     with pytest.raises(ValueError, match="different lengths"):
         rollout_sums(lengths=[1, 2])
+    with pytest.raises(ValueError, match="of phantom_credit"):
+        rollout_sums(phantom_credit=[True])
     with pytest.raises(ValueError, match="different rewards"):
         _ = rollout_sums() + rollout_sums(rewards={"correct": [0.0] * 4})
 

@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from rl import checkpoint as checkpoints
 from rl import spec as s
-from rl.advantages import overlong_penalty, zero_variance
+from rl.advantages import overlong_penalty, phantom_credit, zero_variance
 from rl.curves import RolloutSums, step_curves
 from rl.deadline import SYNC_SECONDS, within
 from rl.phases import PhaseClock
@@ -57,6 +58,18 @@ class _ScoredRound:
 
     groups: list[Group]
     scores: Scores
+    phantom_credit: tuple[bool, ...]
+    """Per group, as `rl.advantages.phantom_credit` gives it."""
+
+    @property
+    def rewards(self) -> torch.Tensor:
+        """Per group and completion: the reward before a KL is subtracted, float64."""
+        return torch.tensor([g.rewards for g in self.groups], dtype=torch.float64)
+
+    @property
+    def correct(self) -> torch.Tensor:
+        """Per group and completion: raw correctness, 0 to 1, float64."""
+        return _correct(self.scores, len(self.groups))
 
 
 class Loop:
@@ -186,9 +199,10 @@ class Loop:
     def _sample_groups(self, step: int) -> tuple[list[_ScoredRound], list[list[bool]]]:
         """(the groups of this step by round, per round and group whether the group is trained on).
 
-        There is one round, unless `drop_zero_variance_groups` is on. Then groups without variance are replaced by new
-        prompts, for up to `max_resample_rounds` more rounds. If no group has variance in the end, those of the last
-        round are kept, so that every step makes updates.
+        There is one round, unless `drop_zero_variance_groups` is on. Then groups without variance of what
+        `zero_variance_of` names are replaced by new prompts, for up to `max_resample_rounds` more rounds. If no group
+        has variance in the end, those of the last round are kept, so that every step makes updates. With `accuracy`
+        each of them then has one reward, the mean of its group, so that its advantages are 0.
         """
         algorithm = self._trial.algorithm
         wanted = self._trial.prompts_per_step
@@ -200,12 +214,14 @@ class Loop:
                 break
             rounds.append(self._sample_round(step, draw, missing))
             if algorithm.drop_zero_variance_groups:
-                rewards = torch.tensor([g.rewards for g in rounds[-1].groups], dtype=torch.float64)
-                kept.append([not equal for equal in zero_variance(rewards).tolist()])
+                scores = rounds[-1].correct if algorithm.zero_variance_of == "accuracy" else rounds[-1].rewards
+                kept.append([not equal for equal in zero_variance(scores).tolist()])
             else:
                 kept.append([True] * missing)
         if not any(map(any, kept)):
             kept[-1] = [True] * len(kept[-1])
+            if algorithm.zero_variance_of == "accuracy":
+                rounds[-1] = _without_differences(rounds[-1])
         return rounds, kept
 
     def _sample_round(self, step: int, draw: int, prompts: int) -> _ScoredRound:
@@ -234,7 +250,8 @@ class Loop:
             )
             for i, q in enumerate(questions)
         ]
-        return _ScoredRound(groups, scores)
+        rewards = torch.tensor([g.rewards for g in groups], dtype=torch.float64)
+        return _ScoredRound(groups, scores, tuple(phantom_credit(rewards, _correct(scores, len(groups))).tolist()))
 
     def _score(self, questions: Sequence[Question], sampled: Sequence[Sequence[Completion]]) -> Scores:
         """The scores of all completions; `sampled` has the completions of each question."""
@@ -339,7 +356,7 @@ def _rollout_sums(
     for r, keep in zip(rounds, kept, strict=True):
         for group, k in zip(r.groups, keep, strict=True):
             reward += next(trained) if k else group.rewards
-            flat_zero.append(next(trained_zero) if k else True)
+            flat_zero.append(next(trained_zero) if k else len(set(group.rewards)) == 1)
     completions = [c for r in rounds for g in r.groups for c in g.completions]
     return RolloutSums.of(
         reward=reward,
@@ -349,4 +366,17 @@ def _rollout_sums(
         lengths=[len(c.ids) for c in completions],
         truncated=[c.truncated for c in completions],
         zero_std=flat_zero,
+        phantom_credit=[p for r in rounds for p in r.phantom_credit],
     )
+
+
+def _correct(scores: Scores, groups: int) -> torch.Tensor:
+    return torch.tensor(scores.raw["correct"], dtype=torch.float64).view(groups, -1)
+
+
+def _without_differences(scored: _ScoredRound) -> _ScoredRound:
+    """The round with the mean reward of each group as the reward of all its completions."""
+    groups = [
+        dataclasses.replace(g, rewards=(sum(g.rewards) / len(g.rewards),) * len(g.rewards)) for g in scored.groups
+    ]
+    return dataclasses.replace(scored, groups=groups)

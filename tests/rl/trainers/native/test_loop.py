@@ -154,6 +154,24 @@ def test_groups_without_variance_are_replaced_by_new_prompts(tmp_path: Path) -> 
         assert report.curves.zero_std.count == drawn
 
 
+def test_groups_with_phantom_credit_are_counted(tmp_path: Path) -> None:
+    """No completion is right, so every group whose rewards differ has them by its format alone."""
+    curves = step_of(make_trial(tmp_path)).curves
+    assert curves.phantom_credit.count == 3
+    assert curves.phantom_credit.total == 3 - curves.zero_std.total > 0
+
+
+def test_a_filter_by_accuracy_leaves_out_groups_with_phantom_credit(tmp_path: Path) -> None:
+    by_accuracy = {"drop_zero_variance_groups": True, "max_resample_rounds": 2, "zero_variance_of": "accuracy"}
+    report = step_of(make_trial(tmp_path, algorithm=by_accuracy))
+    # No group differs in correctness, so all are filtered but those of the last round, whose advantages are 0.
+    assert (report.prompts.trained, report.prompts.filtered) == (3, 2 * 3)
+    assert all(update.grad_norm == 0.0 for update in report.curves.updates)
+    assert report.curves.phantom_credit.total > 0
+    plain = step_of(make_trial(tmp_path / "plain"))
+    assert any(update.grad_norm > 0.0 for update in plain.curves.updates)
+
+
 def test_groups_of_the_last_round_are_kept_if_no_group_has_variance(tmp_path: Path) -> None:
     dropping = {"drop_zero_variance_groups": True, "max_resample_rounds": 2}
     report = step_of(make_trial(tmp_path, task={"format_pattern": ""}, algorithm=dropping))
