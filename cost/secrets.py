@@ -12,6 +12,11 @@ _IN_QUERY = re.compile(
 )
 
 
+def is_masked(text: str) -> bool:
+    """Whether a password was replaced in this text."""
+    return MASK in text
+
+
 def mask_secrets(text: str) -> str:
     """The text with the passwords of its URLs replaced: in `user:password@host` and in `?password=`."""
     if "://" not in text:

@@ -128,15 +128,20 @@ def track(
     uri: Annotated[str | None, typer.Option("--uri", help="MLflow's tracking URI; default: that of the sweep.")] = None,
 ) -> None:
     """Deliver new journal events to MLflow. Repeatable."""
-    from cost.secrets import mask_secrets
+    from cost.commands import command_text
+    from cost.secrets import is_masked, mask_secrets
     from sweeps.journal.journal import load, sweep_ids
     from sweeps.report.mlflow_store import default_uri
     from sweeps.report.mlflow_sync import MlflowSync, first_line
 
+    without_password: dict[str, list[str]] = {}
     with open_ledger(root, db) as ledger:
         for sweep_id in sweep_ids(ledger) if sweep == "all" else [chosen(ledger, sweep)]:
             tracking = load(ledger, sweep_id).config["tracking"]
             where = uri or tracking["uri"] or default_uri(root)
+            if uri is None and is_masked(where):
+                without_password.setdefault(where, []).append(sweep_id)
+                continue
             try:
                 sync = MlflowSync(where, tracking["experiment"], root / "mlartifacts", sweep_id)
                 sync.deliver(ledger)
@@ -146,6 +151,12 @@ def track(
             for name, reason in sync.refused.items():
                 echo(f"{sweep_id}: MLflow refuses {name!r} ({reason}); it is left out", err=True)
             echo(f"{sweep_id}: MLflow at {mask_secrets(where)} has everything")
+        for where, sweeps in without_password.items():
+            command = command_text("sweeps", "track", sweeps[-1], "--uri", where, place=ledger.place)
+            text = f"the password of MLflow at {where} is not stored. Type it, for each sweep: {command}"
+            echo(f"{', '.join(sweeps)}: {text}", err=True)
+    if without_password:
+        raise typer.Exit(2)
 
 
 @app.command()

@@ -33,21 +33,32 @@ class Undelivered:
     """Checkpoints and artifacts that are not in the bucket, a line each; empty where there is no bucket."""
 
 
+def mlflow_tracker(context: DriverContext) -> MlflowTracker:
+    """Delivers the sweep's journal to the store that its configuration names."""
+    return MlflowTracker(
+        uri=context.cfg.tracking.uri or default_uri(context.root),
+        experiment=context.cfg.tracking.experiment,
+        artifacts=context.root / "mlartifacts",
+        open_ledger=context.read_ledger,
+        sweep_id=context.record.sweep_id,
+        warn=context.warn,
+    )
+
+
+def deliver_backlog(context: DriverContext) -> None:
+    """Deliver what a driver that was killed after the end of its sweep has not delivered to MLflow."""
+    tracker = mlflow_tracker(context)
+    tracker.start()
+    tracker.close(MLFLOW_CLOSE_SECONDS)
+
+
 class BackgroundServices:
     """Starts and closes the services of one driver."""
 
     def __init__(self, context: DriverContext) -> None:
         self._context = context
-        cfg, sweep_id = context.cfg, context.record.sweep_id
-        self._preemption = PreemptionWatch(probe_of(cfg.machine.preemption), context.warn)
-        self._tracker = MlflowTracker(
-            uri=cfg.tracking.uri or default_uri(context.root),
-            experiment=cfg.tracking.experiment,
-            artifacts=context.root / "mlartifacts",
-            open_ledger=context.read_ledger,
-            sweep_id=sweep_id,
-            warn=context.warn,
-        )
+        self._preemption = PreemptionWatch(probe_of(context.cfg.machine.preemption), context.warn)
+        self._tracker = mlflow_tracker(context)
 
     @cached_property
     def _uploader(self) -> Uploader | None:

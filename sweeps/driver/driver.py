@@ -29,7 +29,7 @@ from rl.spec import Stop, StopKind
 from sweeps.config.build import canonical
 from sweeps.config.types import ConfigError, SweepConfig
 from sweeps.driver import deadman
-from sweeps.driver.background import BackgroundServices
+from sweeps.driver.background import BackgroundServices, deliver_backlog
 from sweeps.driver.context import DriverContext
 from sweeps.driver.controller import SweepController
 from sweeps.driver.finish import (
@@ -155,6 +155,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                         if release.is_pending(ledger, context.record):
                             wanted = release.should_release(cfg, DriverEnd.DONE, None)
                             release_machine(context, context.record.lease_ids[-1], wanted=wanted)
+                        deliver_backlog(context)
                         console.print(f"{context.record.sweep_id} is finished; resume=never starts another sweep.")
                         return exit_code(context.record)
                     try:

@@ -17,7 +17,7 @@ from cost.money import Money, money_text
 from cost.prices.book import PriceError
 from cost.records import StoreError
 from cost.reports.by_trial import Report, write_csv
-from cost.secrets import mask_secrets
+from cost.secrets import is_masked, mask_secrets
 from rl.spec import Stop
 from sweeps.config.axes import axes
 from sweeps.config.types import SweepConfig
@@ -174,14 +174,15 @@ def print_end(
             print_lr_advice(console, list(record.trials.values()), cfg)
         elif (context.sweep_dir / "ray").is_dir():
             console.print(Text(f"Logs:     {context.sweep_dir / 'ray'}/TRIAL-ATTEMPT.log"), soft_wrap=True)
+    uri = mask_secrets(cfg.tracking.uri) if cfg.tracking.uri else sqlite_uri(context.root / "mlflow.db")
     if not mlflow_complete:
-        track = command_text("sweeps", "track", place=context.ledger.place)
+        arguments = (record.sweep_id, "--uri", uri) if is_masked(uri) else ()
+        track = command_text("sweeps", "track", *arguments, place=context.ledger.place)
         rest = f"MLflow does not have everything yet. `{track}`, or the next sweep in this folder, delivers the rest."
         console.print(
             Text(rest, style="yellow"),
             soft_wrap=True,
         )
-    uri = mask_secrets(cfg.tracking.uri) if cfg.tracking.uri else sqlite_uri(context.root / "mlflow.db")
     console.print(Text(f"Compare:  mlflow ui --backend-store-uri {shlex.quote(uri)}"), soft_wrap=True)
     console.print(Text(f"          and open {MLFLOW_RUNS}"), soft_wrap=True)
     failed = [trial for trial in record.trials.values() if trial.state is TrialState.FAILED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cost.ledger.database import shown_place
-from cost.secrets import mask_secrets
+from cost.secrets import is_masked, mask_secrets
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ from cost.secrets import mask_secrets
 )
 def test_the_password_of_a_url_is_masked(given, expected):
     assert mask_secrets(given) == expected
+    assert is_masked(mask_secrets(given)) == (given != expected)
 
 
 def test_the_place_of_a_ledger_shows_no_password():

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from mlflow import MlflowClient
 from typer.testing import CliRunner
 
 from cost.ledger.events import EventStore
@@ -24,6 +25,7 @@ from sweeps.journal.journal import Journal, TrialState, load
 from sweeps.journal.lost_attempts import end_lost_attempts_of_all
 from sweeps.journal.outcomes import STOP_OUTCOMES, AttemptOutcome
 from sweeps.planning.plan import make_plan
+from sweeps.report.mlflow_store import default_uri
 from tests.sweeps.in_process import Silent, a_sweep
 
 SIMULATED = ("+stage=smoke", "trainer=simulated")
@@ -232,3 +234,27 @@ def test_the_console_names_the_resumed_sweep(tmp_path, capsys):
     assert "resuming, 3 of 3 trials left" in text
     assert "to come" in text
     assert "of it lost work" in text
+
+
+def test_a_stored_uri_without_its_password_is_one_message_and_the_other_sweeps_are_delivered(tmp_path):
+    uri = "http://ann:pa55@mlflow.example:5000"
+    a_sweep(tmp_path, f"tracking.uri={uri}", "search.prompts_per_step=[2]").ledger.close()
+    result = invoke(tmp_path, "track")
+    assert result.exit_code == 2
+    masked = "http://ann:***@mlflow.example:5000"
+    assert f"smoke-test-1: the password of MLflow at {masked} is not stored" in result.stderr
+    command = f"python -m sweeps track smoke-test-1 --uri '{masked}' --root {tmp_path}"
+    assert result.stderr.endswith(f"Type it, for each sweep: {command}\n")
+    elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    assert invoke(tmp_path, "track", "last", "--uri", elsewhere).exit_code == 0
+
+
+def test_the_same_command_delivers_what_a_driver_killed_after_the_end_has_not_delivered(tmp_path):
+    command = [*SIMULATED, f"paths.root={tmp_path}", "search.prompts_per_step=[2]", "search.lr_scaling=[hold]"]
+    assert run(compose(command)) == 0
+    (tmp_path / "mlflow.db").unlink()  # as if nothing had been delivered
+    assert run(compose([*command, "resume=auto"])) == 0
+    client = MlflowClient(default_uri(tmp_path))
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert len(runs) == 2
