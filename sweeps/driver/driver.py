@@ -39,6 +39,7 @@ from sweeps.driver.finish import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     copy_ledger,
+    end_before_trials,
     exit_code,
     has_failed_trials,
     judge_gate,
@@ -162,12 +163,22 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                         code = _run_sweep(context)
                         ledger.check_in_place()
                         return code
+                    except KeyboardInterrupt:  # before the first trial: later, _run_sweep ends the sweep itself
+                        with signals_ignored():
+                            if end_before_trials(context):
+                                machine_started = False
+                        raise
                     except StoreError as error:
                         print_stopped(console, put_back(ledger, error), typed, ledger.place)
                         return EXIT_FAILED
         except (StoreError, ConfigError) as error:
             undone = f"\n{acquire.undo_start(cfg, pricing)}" if machine_started else ""
             raise ConfigError(f"{error}{undone}") from error
+        except KeyboardInterrupt:
+            if machine_started:
+                with signals_ignored():
+                    console.print(Text(acquire.undo_start(cfg, pricing)), soft_wrap=True)
+            raise
 
 
 def _sweep_name(cfg: SweepConfig, plan: Plan, selected: SweepRecord | None) -> str:
@@ -234,9 +245,13 @@ def _run_sweep(context: DriverContext) -> int:
                 raise
             except LedgerRemovedError as error:
                 raise put_back(ledger, error) from error
-        if end is DriverEnd.INTERRUPTED:
+        if end is DriverEnd.INTERRUPTED and controller is not None:
             reason = f" ({controller.stopped.text})" if controller.stopped and controller.stopped.text else ""
             context.show(f"Stopping{reason}: ending the trials' processes and closing the ledger ...")
+    except KeyboardInterrupt:
+        end = DriverEnd.INTERRUPTED
+        if controller is not None:
+            controller.stop(Stop(StopKind.INTERRUPTED))
     finally:
         with signals_ignored():
             if executor is not None:
@@ -263,7 +278,7 @@ def _finish(
 ) -> int:
     """Close the journal and the ledger, deliver what waits, and print the result; returns the exit code."""
     cfg, record, ledger = context.cfg, context.record, context.ledger
-    stop = None
+    stop = Stop(StopKind.INTERRUPTED) if end is DriverEnd.INTERRUPTED else None
     if controller is not None:
         stop, interrupted = controller.stopped, end is DriverEnd.INTERRUPTED
         controller.end_all(AttemptOutcome.INTERRUPTED if interrupted else AttemptOutcome.LOST, "ended by the sweep")

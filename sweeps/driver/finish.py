@@ -16,10 +16,10 @@ from cost.ledger.sqlite_copy import daily_backup
 from cost.records import LedgerRemovedError, StoreError
 from sweeps.config.overrides import CONF_DIR
 from sweeps.driver.context import DriverContext
-from sweeps.journal.events import GateVerdict, WarningIssued
+from sweeps.journal.events import DriverEnded, GateVerdict, WarningIssued
 from sweeps.journal.journal import SweepRecord, TrialState
 from sweeps.journal.outcomes import DriverEnd
-from sweeps.machines import release
+from sweeps.machines import lease, release
 from sweeps.protocol.gates import metric_gate
 from sweeps.storage.sweep_bucket import bucket_of
 from sweeps.storage.uploads import unsaved
@@ -32,6 +32,23 @@ def judge_gate(context: DriverContext) -> GateVerdict:
     verdict = metric_gate(context.record, context.cfg.stage.steps, context.cfg.gate)
     context.journal.append(verdict)
     return verdict
+
+
+def end_before_trials(context: DriverContext) -> bool:
+    """End a sweep that a person interrupted before its first trial; whether it was attached to a lease.
+
+    The machine is kept, as after every interruption.
+    """
+    cfg, ledger, sweep_id = context.cfg, context.ledger, context.record.sweep_id
+    state = ledger.leases.open_on(lease.machine_instance(cfg, sweep_id))
+    if state is None or sweep_id not in state.sweeps:
+        return False
+    lease_id = state.lease.lease_id
+    with context.journal.transaction():
+        context.journal.append(DriverEnded(DriverEnd.INTERRUPTED))
+        ledger.leases.detach(lease_id, sweep_id, DriverEnd.INTERRUPTED.value)
+    release_machine(context, lease_id, wanted=False)
+    return True
 
 
 def put_back(ledger: Ledger, error: StoreError) -> StoreError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from cost.ledger.ledger import Ledger
 from cost.ledger.sweep_lock import sweep_lock
 from sweeps.config.build import compose
 from sweeps.config.types import ConfigError
-from sweeps.driver.driver import run
+from sweeps.driver.driver import EXIT_INTERRUPTED, EXIT_OK, run
+from sweeps.journal.journal import load, sweep_ids
+from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines import lease
 from tests.sweeps.machines.test_release import RENTED
 
@@ -124,3 +127,44 @@ def test_a_machine_that_another_sweep_is_releasing_is_refused(tmp_path):
     ):
         run(again)
     assert run(again) == 0
+
+
+BEFORE_TRIALS = [
+    "sweeps.machines.acquire.unaccounted.unaccounted_times",
+    "sweeps.scheduling.budget_controller.BudgetController.use_lease",
+    "sweeps.driver.deadman.start",
+    "sweeps.driver.background.BackgroundServices.start",
+    "sweeps.driver.driver.SweepController",
+]
+"""Called one after the other between the attachment to the lease and the first trial."""
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moment", BEFORE_TRIALS)
+def test_ctrl_c_before_the_first_trial_detaches_the_lease_and_keeps_the_machine(tmp_path, monkeypatch, capsys, moment):
+    cfg = configuration(tmp_path, "machine.up=hostname", f'machine.down="touch {tmp_path}/gone"')
+    with monkeypatch.context() as patch:
+        patch.setattr(moment, interrupt)
+        with suppress(KeyboardInterrupt):  # sweep.py turns it into one line
+            assert run(cfg) == EXIT_INTERRUPTED
+    with Ledger.open(tmp_path / "runs" / "ledger.db", create=False, read_only=True) as ledger:
+        (state,) = ledger.leases.find()
+        (sweep_id,) = sweep_ids(ledger)
+        assert load(ledger, sweep_id).ended is DriverEnd.INTERRUPTED
+    assert state.to_ns is not None
+    assert state.sweeps == ()
+    assert not (tmp_path / "gone").exists()
+    assert "Still running: cpu" in " ".join(capsys.readouterr().out.split())
+    assert run(configuration(tmp_path, f'machine.down="touch {tmp_path}/gone"', "machine.down_unsaved=true")) == EXIT_OK
+
+
+def test_ctrl_c_between_machine_up_and_the_lease_releases_the_machine(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sweeps.driver.driver.load_mlflow", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(configuration(tmp_path, "machine.up=hostname", f'machine.down="touch {tmp_path}/gone"'))
+    assert (tmp_path / "gone").exists()
+    assert "which machine.up started, was released" in " ".join(capsys.readouterr().out.split())
+    assert leases(tmp_path) == []
