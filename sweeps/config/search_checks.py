@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from rl.algorithms import without_effect
 from rl.spec import TrialSpec
 from sweeps.config.axes import Axis, axes, draws, grid, grid_size, takes_ranges
 from sweeps.config.identity import SECTIONS
@@ -19,6 +18,7 @@ from sweeps.config.points import Point, at_point, hint_of, value_at, with_values
 from sweeps.config.search_space import TRIAL_KEYS
 from sweeps.config.trial_spec import result_identity, spec_of
 from sweeps.config.types import AxisConfig, SweepConfig
+from sweeps.config.unused_keys import unused_keys
 from sweeps.config.value_checks import value_problems
 
 MAX_GRID_POINTS = 100_000
@@ -212,13 +212,13 @@ def _points(config: SweepConfig) -> Iterator[str]:
         if found := value_problems(at_point(config, point)):
             yield f"at the point {_text(point)} of the search space: {found[0]}"
             return
-    yield from _without_effect(config, space, tried)
+    yield from _unused(config, space, tried)
 
 
-def _without_effect(config: SweepConfig, space: Sequence[Axis], tried: Sequence[Point]) -> Iterator[str]:
+def _unused(config: SweepConfig, space: Sequence[Axis], tried: Sequence[Point]) -> Iterator[str]:
     """The first key that is varied where other settings switch it off: trials would be the same, and paid for twice."""
     for point in tried:
-        of = without_effect(_spec(at_point(config, point)))
+        of = unused_keys(at_point(config, point))
         for key in point:
             if key not in of:
                 continue
@@ -229,7 +229,7 @@ def _without_effect(config: SweepConfig, space: Sequence[Axis], tried: Sequence[
                 for axis in space
                 if axis.key == other
                 for value in axis.choices
-                if key not in without_effect(_spec(at_point(config, {**point, other: value})))
+                if key not in unused_keys(at_point(config, {**point, other: value}))
             ]
             axis = next(a for a in space if a.key == key)
             if with_effect and axis.choices:

@@ -77,12 +77,36 @@ def test_a_single_preset_and_an_unknown_one_are_answered():
         ["search.space.model.lora_alpha=[8,16]"],
         ["search.space.algorithm.overlong_penalty=[1,2]"],
         ["search.space.algorithm.lr_final_frac=[0,0.1]"],
+        ["search.space.algorithm.lr_reference_completions=[16,32]", "search.lr_scaling=[hold,clip_frac]"],
+        ["search.space.rollout.kv_cache_gib=[1,2]", "rollout=transformers"],
+        ["search.space.rollout.kv_cache_gib=[1,2]", "rollout=auto"],
+        ["search.space.rollout.gpu_memory_utilization=[0.3,0.4]", "rollout=vllm"],
+        ["search.space.rollout.kv_cache_gib=[1,2]", "rollout=vllm", "machine=h100", "trainer=simulated"],
+        ["search.space.model.revision=[a,b]"],
+        ["search.space.task.question_field=[a,b]"],
+        ["search.space.task.name=[a,b]", "task=gsm8k"],
+        ["search.space.task.reward_weights.format=[0.1,0.2]", "task.format_pattern="],
+        ["search.space.task.format_pattern=[a,b]", "task.reward_weights.format=0"],
     ],
     ids=" ".join,
 )
 def test_a_key_without_effect_under_the_other_settings_is_refused_where_it_is_varied(typed: list[str]):
     with pytest.raises(ConfigError, match="has no effect"):
         smoke(*typed)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["search.space.algorithm.lr_reference_completions=[16,32]", "search.lr_scaling=[sqrt]"],
+        ["search.space.rollout.kv_cache_gib=[1,2]", "rollout=vllm"],
+        ["search.space.task.reward_weights.format=[0.1,0.2]"],
+        ["search.space.task.name=[chain_sum,products]"],
+    ],
+    ids=" ".join,
+)
+def test_the_same_keys_are_varied_where_they_have_an_effect(typed: list[str]):
+    assert make_plan(smoke("search.prompts_per_step=[4]", "search.lr_scaling=[hold]", *typed)).size == 2
 
 
 def test_the_suggested_condition_leaves_out_the_points_without_effect():
