@@ -176,6 +176,7 @@ sweeps.report->sweeps.forecast
 sweeps.report->sweeps.journal
 sweeps.report->sweeps.planning
 sweeps.report->sweeps.protocol
+sweeps.report->sweeps.search
 sweeps.scheduling->cost
 sweeps.scheduling->cost.budgets
 sweeps.scheduling->cost.charges

@@ -238,7 +238,8 @@ def _unused(config: SweepConfig, space: Sequence[Axis], tried: Sequence[Point]) 
                     f"when:{{{other}:{_typed(with_effect)}}}}}'"
                 )
             else:
-                yield f"{where}: set {other}, or leave {key} out of the search space"
+                switch = f"search.{other}" if other in TRIAL_KEYS else other
+                yield f"{where}: set {switch}, or leave {key} out of the search space"
             return
 
 

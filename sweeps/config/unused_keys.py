@@ -14,12 +14,15 @@ from sweeps.config.types import SweepConfig
 
 
 def unused_keys(config: SweepConfig) -> dict[str, str]:
-    """The keys without effect on a trial at the first value of each list, each with the key that switches it off."""
+    """The keys without effect on a trial at the first value of each list, each with the key that switches it off.
+
+    Keys are written as axes are: those of `TRIAL_KEYS` without their section.
+    """
     search, model, task, rollout = config.search, config.model, config.task, config.rollout
     device = config.machine.device if config.trainer.device == "auto" else config.trainer.device
     engine_without_vllm = rollout.engine in ("transformers", "simulated")
     rules = (
-        (search.lr_scaling[0] in ("hold", "clip_frac"), "search.lr_scaling", ("algorithm.lr_reference_completions",)),
+        (search.lr_scaling[0] in ("hold", "clip_frac"), "lr_scaling", ("algorithm.lr_reference_completions",)),
         (model.kind != "hf", "model.kind", ("model.path", "model.revision")),
         (task.kind != "file", "task.kind", ("task.path", "task.subset")),
         (task.kind == "file", "task.kind", ("task.name",)),  # a label

@@ -34,6 +34,7 @@ from sweeps.journal.metrics import step_metrics
 from sweeps.journal.outcomes import DriverEnd
 from sweeps.planning.plan import PlannedTrial
 from sweeps.report.mlflow_store import experiment_id_of, open_client
+from sweeps.report.mlflow_summary import RunSummary, run_summary
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -145,9 +146,19 @@ class MlflowSync:
                 self._client.set_terminated(run_id, _STATUS.get(state, "KILLED"), at_ms)
             case GateVerdict():
                 self._client.set_tag(self._parent_run(), f"gate.{event.gate}", "open" if event.open else "closed")
+                self._client.set_tag(self._parent_run(), "verdict", event.status)
             case DriverEnded():
+                self._summarise(run_summary(ledger, self._sweep_id, stored.at_ns), at_ms)
                 status = {DriverEnd.DONE: "FINISHED", DriverEnd.FAILED: "FAILED"}.get(event.end, "KILLED")
                 self._client.set_terminated(self._parent_run(), status, at_ms)
+
+    def _summarise(self, summary: RunSummary, at_ms: int) -> None:
+        from mlflow.entities import Metric
+
+        run_id = self._parent_run()
+        for name, value in summary.tags.items():
+            self._client.set_tag(run_id, name, value)
+        self._log(run_id, "metrics", [Metric(name, value, at_ms, 0) for name, value in summary.metrics.items()])
 
     def _parent_run(self) -> str:
         if self._parent is None:
@@ -179,7 +190,7 @@ class MlflowSync:
     def _plan(self, plan: SweepPlanned, at_ms: int) -> None:
         if self._parent is None:
             tags = _tags(self._sweep_id, plan)
-            run = self._client.create_run(self.experiment_id, at_ms, tags, run_name=self._sweep_id)
+            run = self._client.create_run(self.experiment_id, at_ms, tags, run_name=_run_name(self._sweep_id, plan))
             self._parent = run.info.run_id
         # Also for a run that exists: the process that created it may have died before it set them.
         self._params(self._parent, _flat(plan.config))
@@ -196,7 +207,7 @@ class MlflowSync:
         if planned.trial_id not in self._runs:
             tags = {**_tags(self._sweep_id, plan), "trial_id": planned.trial_id, "state": "PLANNED"}
             tags["mlflow.parentRunId"] = self._parent or ""
-            name = f"{planned.label} {planned.trial_id[:6]}"
+            name = _run_name(f"{planned.label} {planned.trial_id[:6]}", plan)
             run = self._client.create_run(self.experiment_id, at_ms, tags, run_name=name)
             self._runs[planned.trial_id] = run.info.run_id
         point = {k: getattr(planned, k) for k in ("prompts_per_step", "group_size", "lr", "lr_scaling", "seed")}
@@ -299,9 +310,17 @@ def _is_refused(error: Exception) -> bool:
     return getattr(error, "error_code", "") in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST") and not _is_deleted(error)
 
 
+def _is_simulated(plan: SweepPlanned) -> bool:
+    return plan.config["trainer"]["name"] == "simulated"
+
+
+def _run_name(name: str, plan: SweepPlanned) -> str:
+    return f"{name} (simulated)" if _is_simulated(plan) else name
+
+
 def _tags(sweep_id: str, plan: SweepPlanned) -> dict[str, str]:
     tags = {"sweep_id": sweep_id, "stage": plan.stage, "machine": plan.machine}
-    return tags | {"simulated": "true"} if plan.config["trainer"]["name"] == "simulated" else tags
+    return tags | {"simulated": "true"} if _is_simulated(plan) else tags
 
 
 def _ms(at_ns: int) -> int:

@@ -35,19 +35,24 @@ def best(cfg: SweepConfig, record: SweepRecord) -> Best | None:
     """The best point; None for a grid without `search.space`, or where fewer than two points can be compared."""
     if cfg.search.method == "grid" and not cfg.search.space:
         return None
-    points = points_of(record)
-    completed = [trials for trials in points if {t.state for t in trials} == {TrialState.COMPLETED}]
-    found = [(value, trials) for trials in completed if (value := objective(trials)) is not None]
-    if not found or len(points) < 2:
+    points, found = points_of(record), best_completed(record)
+    if found is None or len(points) < 2:
         return None
-    accuracy, trials = max(found, key=lambda pair: pair[0])
+    accuracy, trials = found
     planned = trials[0].planned
     batch = tuple(f"search.{key}=[{planned.point[key]}]" for key in TRIAL_KEYS)
     values = tuple(f"{key}={as_typed(value)}" for key, value in planned.overrides.items())
-    return Best(accuracy, _start(trials), len(trials), len(points), batch, values)
+    return Best(accuracy, start_accuracy(trials), len(trials), len(points), batch, values)
 
 
-def _start(trials: Sequence[TrialRecord]) -> float | None:
+def best_completed(record: SweepRecord) -> tuple[float, Sequence[TrialRecord]] | None:
+    """The highest accuracy of a point, the mean over its trials, and these trials; of points that completed."""
+    completed = [trials for trials in points_of(record) if {t.state for t in trials} == {TrialState.COMPLETED}]
+    found = [(value, trials) for trials in completed if (value := objective(trials)) is not None]
+    return max(found, key=lambda pair: pair[0]) if found else None
+
+
+def start_accuracy(trials: Sequence[TrialRecord]) -> float | None:
     """Mean accuracy before training; None where a trial has no such evaluation."""
     first = [trial.summary.first_evaluation for trial in trials]
     accuracies = [e.accuracy for e in first if e is not None and e.step == 0 and e.accuracy is not None]

@@ -114,3 +114,12 @@ def test_the_suggested_condition_leaves_out_the_points_without_effect():
         smoke("search.space.algorithm.kl_placement=[loss,reward]", "search.space.algorithm.kl_coef=[0.0,0.1]")
     (suggested,) = shlex.split(str(refused.value).partition("write ")[2])
     assert make_plan(smoke(suggested, "search.space.algorithm.kl_coef=[0.0,0.1]", *ONE_POINT)).size == 3
+
+
+def test_the_suggested_condition_can_name_a_list_of_the_search():
+    lists = ("search.prompts_per_step=[4]", "search.lr_scaling=[hold,sqrt]")
+    with pytest.raises(ConfigError) as refused:
+        smoke("search.space.algorithm.lr_reference_completions=[8,16]", *lists)
+    (suggested,) = shlex.split(str(refused.value).partition("write ")[2])
+    assert "when:{lr_scaling:[sqrt]}" in suggested
+    assert make_plan(smoke(suggested, *lists)).size == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -18,6 +19,7 @@ from sweeps.cli.main import app as sweeps_app
 from sweeps.config.build import compose
 from sweeps.config.suggestions import quoted_text
 from sweeps.driver.driver import run
+from sweeps.report.mlflow_store import default_uri
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,15 @@ def test_the_command_for_mlflow_opens_the_store_with_the_runs(printed: tuple[Pat
     experiments = [e.experiment_id for e in client.search_experiments()]
     assert len(client.search_runs(experiments)) == 4  # the sweep and its trials
     assert [path.name for path in root.parent.iterdir()] == [root.name]
+
+
+def test_the_cost_of_the_parent_run_is_that_of_the_report(printed: tuple[Path, str]) -> None:
+    root, _ = printed
+    client = MlflowClient(default_uri(root))
+    (parent,) = client.search_runs([e.experiment_id for e in client.search_experiments()], "metrics.cost > 0")
+    report = json.loads(CliRunner().invoke(cost_app, ["report", "--json", "--root", str(root)]).stdout)
+    assert parent.data.metrics["cost"] == pytest.approx(float(report["total"]), rel=1e-9)
+    assert parent.data.tags["currency"] == "USD"
 
 
 @pytest.mark.parametrize(

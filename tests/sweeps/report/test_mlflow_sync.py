@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cost.ledger.ledger import Ledger
-from sweeps.journal.events import DriverEnd, DriverEnded, DriverStarted
+from sweeps.journal.events import GAIN, DriverEnd, DriverEnded, DriverStarted, GateCheck, GateVerdict
 from sweeps.journal.journal import sweep_events
 from sweeps.report import mlflow_sync
 from sweeps.report.mlflow_store import default_uri
@@ -201,6 +201,28 @@ def test_the_parent_run_is_running_again_after_a_resume(finished, tmp_path):
         sync.deliver(sweep.ledger)
         states.append(runs_of(folder, sync.experiment_id)[0][0].info.status)
     assert states == ["KILLED", "RUNNING"]
+
+
+def test_the_parent_run_shows_accuracy_trials_and_verdict_of_the_sweep(finished, tmp_path):
+    folder, _ = finished
+    sweep = a_sweep(tmp_path, "search.prompts_per_step=[2,4]", "search.lr_scaling=[hold]").run()
+    gate = GateVerdict("metric", (GateCheck("accuracy kept", True, ""), GateCheck(GAIN, None, "")), simulated=True)
+    sweep.journal.append(gate)
+    sweep.journal.append(DriverEnded(DriverEnd.DONE))
+    sync = MlflowSync(default_uri(folder), "summary", folder / "artifacts", "smoke-test-1")
+    sync.deliver(sweep.ledger)
+    (parent,), children = runs_of(folder, sync.experiment_id)
+    trials = sweep.journal.record.trials.values()
+    best = max(trials, key=lambda trial: trial.summary.acc or 0.0)
+    first = best.summary.first_evaluation
+    assert first is not None
+    expected = {"best_acc": best.summary.acc, "start_acc": first.accuracy, "trials": 2, "trials_completed": 2}
+    assert parent.data.metrics == pytest.approx(expected)
+    assert parent.data.tags["verdict"] == "inconclusive"
+    assert parent.data.tags["currency"] == "UNPRICED"  # and there is no cost of 0
+    assert parent.data.tags["simulated"] == "true"
+    assert parent.info.run_name == "smoke-test-1 (simulated)"
+    assert all((child.info.run_name or "").endswith("(simulated)") for child in children)
 
 
 def test_runs_and_experiments_deleted_by_hand_are_made_anew_with_everything(finished):
