@@ -14,7 +14,6 @@ from sweeps.config.help import help_text
 from sweeps.config.overrides import groups, known_keys
 from sweeps.config.types import SweepConfig
 from sweeps.driver import finish as exit_codes
-from sweeps.protocol.gates import metric_gate
 from tests.sweeps.in_process import a_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +36,7 @@ def test_every_key_on_a_page_exists(page: Path) -> None:
 
 def test_the_page_of_the_smoke_stage_lists_the_checks_of_the_gate(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path).run()
-    verdict = metric_gate(sweep.journal.record, sweep.cfg.stage.steps, sweep.cfg.gate)
+    verdict = sweep.verdict()
     rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/stages/smoke.md").read_text(), re.MULTILINE)
     assert rows == [check.name for check in verdict.checks]
 

@@ -158,6 +158,7 @@ sweeps.machines->sweeps.journal
 sweeps.machines->sweeps.planning
 sweeps.planning->rl
 sweeps.planning->sweeps.config
+sweeps.protocol->cost
 sweeps.protocol->rl
 sweeps.protocol->rl.tasks
 sweeps.protocol->rl.trainers

@@ -36,7 +36,7 @@ def _chargeback(config: SweepConfig) -> Iterator[str]:
 
 
 def _gate(config: SweepConfig) -> Iterator[str]:
-    yield from above_zero(config, "gate.ratio_tolerance", "gate.max_logp_diff")
+    yield from above_zero(config, "gate.ratio_tolerance")
 
 
 def _storage(config: SweepConfig) -> Iterator[str]:

@@ -32,6 +32,11 @@ CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 COMMAND = "python sweep.py"
 DATA_FOLDERS = ("pricing",)
 """Folders of `conf/` with data. They are not groups."""
+REMOVED_KEYS = {
+    "gate.max_logp_diff": "the rule `sampler agrees with learner` of conf/gate/rules/STAGE.yaml has this limit now; "
+    "gate.rules=FILE judges by other rules",
+}
+"""Keys of earlier versions, and where their setting is now."""
 PRESETS = "_presets"
 """Where Hydra stores a list of `search.space.algorithm`."""
 
@@ -225,6 +230,8 @@ def no_such_key(key: str, several: str = "", *, prefix: str = "") -> str:
         several: the values, where several were typed: a key that takes one is then suggested as a varied key.
         prefix: where the key was typed, such as `search.space.`.
     """
+    if key in REMOVED_KEYS:
+        return f"there is no key '{prefix}{key}' any more: {REMOVED_KEYS[key]}"
     keys, _ = known_keys()
     near = nearest_keys(key, [k for k in (*keys, *groups()) if not prefix or is_searchable(k)])
     if several:

@@ -209,8 +209,8 @@ class GateConfig:
 
     ratio_tolerance: float
     """Largest |ratio_mean - 1| on the first update of a trial, where sampling and training agree by construction."""
-    max_logp_diff: float
-    """Largest mean |log pi_old - log pi_sample| of a step on fresh rollouts, nats per token."""
+    rules: str
+    """File with the gate rules; empty: `conf/gate/rules/STAGE.yaml`."""
     force: str
     """Why a closed gate counts as open; empty: it does not."""
     start_anyway: str

@@ -20,6 +20,7 @@ from sweeps.config.types import SweepConfig
 from sweeps.forecast.step_time import StepTime
 from sweeps.journal.journal import Journal, SweepRecord
 from sweeps.machines.pricing import Pricing
+from sweeps.protocol.gate_rules import Rule
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class DriverContext:
     """Indices of the cards that trials can use."""
     keep_lock: Callable[[], None]
     """Called at every heartbeat: raises where another driver has the sweep's lock."""
+    rules: Sequence[Rule] = ()
+    """The gate rules of the stage."""
 
     @property
     def root(self) -> Path:

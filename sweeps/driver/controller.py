@@ -14,6 +14,7 @@ from typing import Protocol
 
 from cost.commands import command_text
 from cost.ledger.ledger import HEARTBEAT_NS, Ledger
+from cost.money import Money
 from cost.records import UsageKey
 from rl.spec import Checkpoint, Command, Continue, EvalReport, Event, Finished, SetLr, StepReport, Stop, StopKind
 from sweeps.config.points import with_values
@@ -26,12 +27,22 @@ from sweeps.journal.events import (
     CardsReleased,
     CommandSent,
     RetryPlanned,
+    RuleStopped,
     WarningIssued,
 )
-from sweeps.journal.journal import OUTCOME_STATES, Journal, TrialRecord, TrialState
+from sweeps.journal.journal import (
+    OUTCOME_STATES,
+    UNFINISHED,
+    Journal,
+    TrialRecord,
+    TrialState,
+    sweep_events,
+)
 from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.planning.plan import PlannedTrial, trial_spec
+from sweeps.protocol.gate_rules import Rule, RuleResult
 from sweeps.protocol.lr_rule import next_lr
+from sweeps.protocol.trial_rules import TrialRules
 from sweeps.scheduling.budget_controller import BudgetController
 from sweeps.scheduling.queue import TrialQueue
 from sweeps.scheduling.retries import retry_after
@@ -72,6 +83,8 @@ class SweepController:
         forecast: Callable[[PlannedTrial], Mapping[str, str]] = lambda _: {},
         preemption_notice: Callable[[], str | None] = lambda: None,
         keep_lock: Callable[[], None] = lambda: None,
+        rules: Sequence[Rule] = (),
+        cost_of_cards: Callable[[int], Money | None] = lambda _: None,
     ) -> None:
         """
         Args:
@@ -80,6 +93,8 @@ class SweepController:
             forecast: labels for what a trial is expected to cost.
             preemption_notice: what the machine's provider announced; None: nothing.
             keep_lock: called at every heartbeat; raises where another driver has the sweep's lock.
+            rules: the gate rules of the stage.
+            cost_of_cards: what card-nanoseconds cost; None: unpriced.
         """
         self._cfg, self._ledger, self._journal, self._view = cfg, ledger, journal, view
         self._lease_id, self._sweep_dir, self._cards = lease_id, sweep_dir, cards
@@ -87,6 +102,10 @@ class SweepController:
         if budget is not None:
             budget.warn = self.warn
         self._pruner, self._proposer = Pruner(cfg, journal.record), Proposer(cfg)
+        self.trial_rules = TrialRules(rules)
+        """The gate rules on every step so far, those of earlier drivers included."""
+        self._add_earlier_steps()
+        self._cost_of_cards = cost_of_cards
         self._queue = TrialQueue()
         for trial in journal.record.unfinished:
             self._queue.add(trial.trial_id, trial.retry_not_before_ns or 0)
@@ -162,6 +181,8 @@ class SweepController:
             return self._command(trial, message)  # the same message came before
         if isinstance(message, EvalReport):
             self._pruner.add(trial)
+        elif isinstance(message, StepReport):
+            self.trial_rules.add(trial.trial_id, message, attempt.spec.cards)
         running.add_phases(sequence, message)
         command = self._command(trial, message)
         running.stop_sent = running.stop_sent or isinstance(command, Stop)
@@ -202,6 +223,8 @@ class SweepController:
         self._running -= 1
         if retry or self._continues_within_budget(attempt.trial_id, outcome):
             self._queue.add(attempt.trial_id, not_before_ns)
+        elif trial.state not in UNFINISHED:
+            self.trial_rules.end(attempt.trial_id)
         self._view.changed(trial, None)
 
     def on_released(self, attempt: Attempt, released: bool) -> None:
@@ -312,6 +335,8 @@ class SweepController:
             return Stop(StopKind.CANCELLED, trial.cancelled)
         if self._budget and (stop := self._budget.stop_for(trial.trial_id)):
             return stop
+        if isinstance(message, StepReport) and (failed := self._failed_stop_rule(trial, message)):
+            return Stop(StopKind.PRUNED, f"gate rule {failed.rule!r}: {failed.text}")
         if isinstance(message, EvalReport):
             reason = trial.pruned or self._pruner.reason(trial, message.step)
             return Stop(StopKind.PRUNED, reason) if reason else Continue()
@@ -333,7 +358,41 @@ class SweepController:
             return
         done = self._journal.record.trials[attempt.trial_id].summary.step
         step = message.step if isinstance(message, StepReport) else done
-        self._journal.append(CommandSent(attempt.trial_id, attempt.number, sequence, step, command))
+        trial = self._journal.record.trials[attempt.trial_id]
+        failed = self._failed_stop_rule(trial, message) if isinstance(message, StepReport) else None
+        with self._journal.transaction():
+            if failed and isinstance(command, Stop) and command.kind is StopKind.PRUNED:
+                self._write_rule_stop(attempt, trial, failed)
+            self._journal.append(CommandSent(attempt.trial_id, attempt.number, sequence, step, command))
+
+    def _failed_stop_rule(self, trial: TrialRecord, message: StepReport) -> RuleResult | None:
+        """The gate rule that ends the trial after this step. The last step is never stopped: nothing would be saved."""
+        return self.trial_rules.failed_stop(trial.trial_id) if message.step < self._cfg.stage.steps else None
+
+    def _write_rule_stop(self, attempt: Attempt, trial: TrialRecord, failed: RuleResult) -> None:
+        summary, steps = trial.summary, self._cfg.stage.steps
+        card_ns = summary.wall_ns * (steps - summary.step) * attempt.spec.cards // summary.step
+        self._journal.append(
+            RuleStopped(
+                trial.trial_id,
+                attempt.number,
+                failed.rule,
+                failed.text,
+                summary.step,
+                steps - summary.step,
+                self._cost_of_cards(card_ns),
+            )
+        )
+
+    def _add_earlier_steps(self) -> None:
+        """Replay the steps of earlier drivers, so that a resumed trial is judged by all of its rows."""
+        record = self._journal.record
+        if any(trial.attempts for trial in record.trials.values()):
+            events = sweep_events(self._ledger, record.sweep_id)
+            self.trial_rules.add_reports(events, self._cfg.search.cards_per_trial)
+            for trial in record.trials.values():
+                if trial.state not in UNFINISHED:
+                    self.trial_rules.end(trial.trial_id)
 
     def _write_phases(self, attempts: Sequence[RunningAttempt]) -> None:
         """Write what these attempts reported since the last time into the ledger."""

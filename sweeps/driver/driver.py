@@ -63,6 +63,7 @@ from sweeps.driver.summary import (
     print_plan,
     print_plan_time,
     print_promotion,
+    print_rules,
     print_stopped,
     report_costs,
     resumed_text,
@@ -80,6 +81,7 @@ from sweeps.machines.cards import lock_cards, ray_address
 from sweeps.machines.pricing import find_price, forecast_labels
 from sweeps.planning.plan import Plan, make_plan
 from sweeps.protocol.promotion import promotion
+from sweeps.protocol.stage_rules import stage_rules
 from sweeps.report.console import make_console
 from sweeps.report.live_view import LiveView
 from sweeps.report.mlflow_store import load_mlflow
@@ -104,6 +106,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     inputs = read_inputs(cfg)
     cfg = replace(cfg, content=inputs.content)
     plan = make_plan(cfg)
+    rules = stage_rules(cfg)
     pricing = find_price(cfg)
     records = earlier_sweeps(cfg)
     problems = trial_problems(cfg, plan, inputs)
@@ -112,6 +115,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         (measured(records, cfg) or from_data_sheet(cfg)) if problems else plan_time(records, cfg, plan, console.print)
     )
     print_plan(console, cfg, plan, pricing, time)
+    print_rules(console, rules)
     step_up = promotion(records, cfg)
     print_promotion(console, step_up)
     check_limits(cfg, pricing)
@@ -150,7 +154,7 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
                 end_lost_attempts_of_all(ledger, records)
                 with locked_sweep(cfg, plan, ledger, selected) as (journal, keep_lock):
                     context = DriverContext(
-                        cfg, typed, console, ledger, journal, clock, pricing, time, usable, keep_lock
+                        cfg, typed, console, ledger, journal, clock, pricing, time, usable, keep_lock, rules.rules
                     )
                     if context.record.finished:
                         if release.is_pending(ledger, context.record):
@@ -229,6 +233,8 @@ def _run_sweep(context: DriverContext) -> int:
                 forecast=lambda trial: forecast_labels(cfg, context.pricing, trial, context.time),
                 preemption_notice=services.preemption_notice,
                 keep_lock=context.keep_lock,
+                rules=context.rules,
+                cost_of_cards=lambda card_ns: context.pricing.of_card_share(card_ns, cfg.machine.cards),
             )
             try:
                 with sigterm_interrupts():
@@ -283,7 +289,7 @@ def _finish(
         stop, interrupted = controller.stopped, end is DriverEnd.INTERRUPTED
         controller.end_all(AttemptOutcome.INTERRUPTED if interrupted else AttemptOutcome.LOST, "ended by the sweep")
     services.stop_watching()
-    verdict = judge_gate(context) if end is DriverEnd.DONE else None
+    verdict = judge_gate(context, controller.trial_rules) if controller and end is DriverEnd.DONE else None
     release_wanted = release.should_release(cfg, end, stop)
     if not release_wanted:
         ledger.leases.detach(lease_id, record.sweep_id, TAKEN_BACK if release.is_taken_back(stop) else end.value)

@@ -21,15 +21,16 @@ from sweeps.journal.journal import SweepRecord, TrialState
 from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines import lease, release
 from sweeps.protocol.gates import metric_gate
+from sweeps.protocol.trial_rules import TrialRules
 from sweeps.storage.sweep_bucket import bucket_of
 from sweeps.storage.uploads import unsaved
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_GATE, EXIT_BUDGET, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
-def judge_gate(context: DriverContext) -> GateVerdict:
+def judge_gate(context: DriverContext, rules: TrialRules) -> GateVerdict:
     """Judge the stage's metric gate, and write the verdict into the journal."""
-    verdict = metric_gate(context.record, context.cfg.stage.steps, context.cfg.gate)
+    verdict = metric_gate(context.record, context.cfg.stage.steps, context.cfg.gate, rules)
     context.journal.append(verdict)
     return verdict
 

@@ -29,6 +29,7 @@ from sweeps.journal.outcomes import DriverEnd
 from sweeps.machines.pricing import Pricing
 from sweeps.planning.plan import Plan, make_plan
 from sweeps.protocol.promotion import Promotion
+from sweeps.protocol.stage_rules import StageRules
 from sweeps.report.console import MAX_ROWS, duration_text
 from sweeps.report.mlflow_store import sqlite_uri
 from sweeps.report.plan_tables import merged_text, plan_table, space_table
@@ -95,6 +96,14 @@ def _print_search(console: Console, cfg: SweepConfig) -> None:
             f"  search.pruning={search.pruning}: {rule}, from {first} completions and "
             f"{search.pruning_min_trials} trials of a seed on"
         )
+
+
+def print_rules(console: Console, found: StageRules) -> None:
+    """The gate rules that this stage is too short for."""
+    if found.left_out:
+        console.print("  gate rules left out, since stage.steps is too small for them:")
+    for text in found.left_out:
+        console.print(Text(f"    {text}"), soft_wrap=True)
 
 
 def print_best(console: Console, found: Best) -> None:

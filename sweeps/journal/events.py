@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from cost.money import Money
+from cost.money import Money, money_text
 from rl.spec import Command
 from sweeps.journal.messages import RecordedMessage
 from sweeps.journal.outcomes import AttemptOutcome, DriverEnd
@@ -199,6 +199,33 @@ class CommandSent:
 
 
 @dataclass(frozen=True)
+class RuleStopped:
+    """A gate rule of severity `stop` ended a trial. Written with the command that stops its trainer."""
+
+    kind: ClassVar[str] = "rule_stopped"
+    trial_id: str
+    attempt: int
+    rule: str
+    text: str
+    """The numbers on which the rule failed."""
+    step: int
+    """Steps done."""
+    steps_not_run: int
+    not_spent: Money | None
+    """What the steps that are not run would have cost, at the trial's mean seconds per step so far; None: unpriced."""
+
+    @property
+    def key(self) -> str:
+        return f"rule_stopped:{self.trial_id}"
+
+    @property
+    def summary(self) -> str:
+        """For people: where the trial stopped, and what that saves."""
+        saved = "UNPRICED" if self.not_spent is None else money_text(self.not_spent)
+        return f"stopped after step {self.step}; {self.steps_not_run} steps not run, {saved} not spent"
+
+
+@dataclass(frozen=True)
 class AttemptEnded:
     """An attempt is over; its processes may still be ending."""
 
@@ -305,6 +332,8 @@ class GateCheck:
     name: str
     ok: bool | None
     reason: str
+    warning: bool = False
+    """The check found something that closes nothing, and that a person should read."""
 
 
 @dataclass(frozen=True)
@@ -353,6 +382,7 @@ JournalEvent = (
     | AttemptStarted
     | MessagesReported
     | CommandSent
+    | RuleStopped
     | AttemptEnded
     | TrialSummarised
     | RetryPlanned

@@ -28,6 +28,7 @@ from sweeps.journal.events import (
     MessagesReported,
     OperatorRequest,
     RetryPlanned,
+    RuleStopped,
     SearchEnded,
     SweepPlanned,
     TrialProposed,
@@ -107,7 +108,10 @@ class TrialRecord:
     cancelled: str | None = None
     """Why a person cancelled the trial; None: the trial is not cancelled."""
     pruned: str | None = None
-    """Why the search ended the trial early; None: it did not. A pruned trial stays pruned, however its attempt ends."""
+    """Why the search or a gate rule ended the trial early; None: it was not. A pruned trial stays pruned, however its
+    attempt ends."""
+    rule_stop: RuleStopped | None = None
+    """The gate rule that ended the trial early; None: none did."""
     micro_batch_tokens: int | None = None
     """`trainer.micro_batch_tokens` after a retry changed it; None: as configured."""
     next_sequence: int = 0
@@ -242,6 +246,8 @@ class SweepRecord:
                     self.unreleased.append(f"{event.trial_id}/{event.attempt}")
             case CommandSent():
                 self._apply_command(event)
+            case RuleStopped():
+                self.trials[event.trial_id].rule_stop = event
             case RetryPlanned():
                 trial = self.trials[event.trial_id]
                 trial.retry_not_before_ns = event.not_before_ns

@@ -177,10 +177,8 @@ class TrialSummary:
             first = curves.updates[0].ratio.value if curves.updates else None
             self.ratio_off = _worse(self.ratio_off, None if first is None else abs(first - 1.0), report.step)
             self.logp_diff = _worse(self.logp_diff, curves.logp_diff.value, report.step)
-        if self.not_finite is None and not math.isfinite(_sum_of_numbers(report)):
-            # The sum of finite numbers may overflow.
-            names = {name for name, value in _numbers(report) if not math.isfinite(value)}
-            self.not_finite = NotFinite(report.step, tuple(sorted(names))) if names else None
+        if self.not_finite is None and (names := not_finite_names(report)):
+            self.not_finite = NotFinite(report.step, names)
         self.scorer_errors += curves.reward_errors
         self.scorer_error = self.scorer_error or report.scorer_error
         self.zero_std += curves.zero_std
@@ -204,6 +202,14 @@ class TrialSummary:
             self.last_evaluation = evaluation
         self.accuracies += (Accuracy(report.step, report.accuracy),)
         self.evaluation_wall_ns += report.wall_ns
+
+
+def not_finite_names(report: StepReport) -> tuple[str, ...]:
+    """The numbers of a step that are NaN or infinite."""
+    if math.isfinite(_sum_of_numbers(report)):
+        return ()
+    # The sum of finite numbers may overflow.
+    return tuple(sorted({name for name, value in _numbers(report) if not math.isfinite(value)}))
 
 
 @functools.lru_cache(maxsize=64)

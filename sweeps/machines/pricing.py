@@ -33,6 +33,12 @@ class Pricing:
         nanos = round(seconds * 1e9)
         return money_text(Money(self.per_hour.pico * nanos // (3600 * 10**9), self.per_hour.currency))
 
+    def of_card_share(self, card_ns: int, cards: int) -> Money | None:
+        """The cost of this many card-nanoseconds on a machine with `cards` cards; None: the machine is unpriced."""
+        if self.per_hour is None:
+            return None
+        return Money(self.per_hour.pico * card_ns // (cards * 3600 * 10**9), self.per_hour.currency)
+
     @property
     def per_hour_text(self) -> str:
         """The cost of an hour, for people."""

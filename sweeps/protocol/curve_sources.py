@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rl.spec import EvalReport, StepReport
 from sweeps.journal.metrics import NS_PER_SECOND, step_metrics
+from sweeps.journal.trial_summary import not_finite_names
 from sweeps.protocol.run_curves import CURVES, PART, Evaluation, Row, RunCurves, RunFacts
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def step_row(report: StepReport, cards: int) -> Row:
         if phase in report.phase_card_ns:
             values[f"{phase}_seconds"] = report.phase_card_ns[phase] / NS_PER_SECOND / cards
     values |= {PART + name: mean.value for name, mean in report.curves.rewards.items()}
+    values["nonfinite_values"] = float(len(not_finite_names(report)))
     return Row(report.step, 1, round(report.curves.reward.count), values)
 
 

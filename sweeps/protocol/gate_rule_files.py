@@ -147,7 +147,8 @@ def _rule(entry: Any, found: _Problems, stage_steps: int | None, completions_per
         after_step,
         trials == "every",
     )
-    for sentence in (*_too_long(rule, stage_steps, completions_per_step), *_pointless(rule)):
+    too_long = () if stage_steps is None else why_never_judged(rule, stage_steps, completions_per_step)
+    for sentence in (*too_long, *_pointless(rule)):
         found.add(sentence)
     return rule
 
@@ -194,9 +195,12 @@ def _limit(value: Any, found: _Problems) -> tuple[Direction, Limit] | None:
     return None
 
 
-def _too_long(rule: Rule, stage_steps: int | None, completions_per_step: int | None) -> Iterable[str]:
-    if stage_steps is None:
-        return
+def why_never_judged(rule: Rule, stage_steps: int, completions_per_step: int | None) -> tuple[str, ...]:
+    """Why a stage of this length is too short for the rule; empty: it is long enough."""
+    return tuple(_too_long(rule, stage_steps, completions_per_step))
+
+
+def _too_long(rule: Rule, stage_steps: int, completions_per_step: int | None) -> Iterable[str]:
     left = stage_steps - rule.after_step
     steps = rule.window_steps or 1
     if steps > left:

@@ -1,17 +1,20 @@
 """The gates between two stages: checks of a sweep's record, each with its reason. Pure functions.
 
-A gate is open when no check fails. A check that has nothing to judge has `ok=None` and closes nothing.
+A gate is open when no check fails. A check that has nothing to judge has `ok=None` and closes nothing. The fixed checks
+are in this module; the rules of the stage (`sweeps/protocol/gate_rules.py`) follow them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rl.tasks.evaluation import Estimate, paired_difference
 from sweeps.config.types import GateConfig
 from sweeps.journal.events import GAIN, GateCheck, GateVerdict
 from sweeps.journal.journal import SweepRecord, TrialRecord, TrialState
 from sweeps.journal.trial_summary import Worst
+from sweeps.protocol.gate_rules import Rule, RuleResult, Severity, over_trials
+from sweeps.protocol.trial_rules import TrialRules
 
 MAX_SCORER_ERROR_FRAC = 0.01
 """Share of completions whose scorer may fail: such completions count as wrong, so more of them distort the reward."""
@@ -19,13 +22,14 @@ REQUIRED_CURVES = frozenset({"reward", "acc", "ratio_mean", "entropy", "response
 """Curves that are defined in every step, whatever the algorithm. `clip_frac` needs two updates, `kl` a reference."""
 
 
-def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> GateVerdict:
-    """Judge whether the curves of this sweep are healthy enough to spend money on the next stage."""
+def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig, rules: TrialRules) -> GateVerdict:
+    """Judge whether this sweep is healthy enough to spend money on the next stage.
+
+    Some checks are fixed: a gate without them would open without evidence. The others are the rules of the stage.
+    """
     checks = (
         _all_steps_done(record, steps),
         _ratio_on_first_update(record, cfg.ratio_tolerance),
-        _sampler_agrees(record, cfg.max_logp_diff),
-        _finite(record),
         _curves_reported(record),
         _scorer_works(record),
         _reward_differs(record),
@@ -33,6 +37,7 @@ def metric_gate(record: SweepRecord, steps: int, cfg: GateConfig) -> GateVerdict
         _accuracy_kept(record),
         _gain_proven(record),
         _cards_released(record),
+        *_rule_checks(record, rules),
     )
     return GateVerdict("metric", checks, record.simulated, cfg.force)
 
@@ -45,13 +50,16 @@ def _all_steps_done(record: SweepRecord, steps: int) -> GateCheck:
     ]
     if record.to_propose:
         short.append(f"{record.to_propose} trials that the search has yet to propose")
-    pruned = sum(t.state is TrialState.PRUNED for t in record.trials.values())
+    stopped = sum(t.rule_stop is not None for t in record.trials.values())
+    pruned = sum(t.state is TrialState.PRUNED for t in record.trials.values()) - stopped
     if short:
         return GateCheck("all steps done", False, "not finished: " + ", ".join(short))
-    if pruned == len(record.trials):
-        return GateCheck("all steps done", False, "every trial was pruned (search.pruning)")
-    text = f"{len(record.trials) - pruned} trials of {steps} steps"
-    return GateCheck("all steps done", True, text + (f", {pruned} pruned (search.pruning)" if pruned else ""))
+    early = [f"{pruned} pruned (search.pruning)"] if pruned else []
+    early += [f"{stopped} stopped by gate rules"] if stopped else []
+    if pruned + stopped == len(record.trials):
+        return GateCheck("all steps done", False, "every trial ended early: " + ", ".join(early))
+    text = f"{len(record.trials) - pruned - stopped} trials of {steps} steps"
+    return GateCheck("all steps done", True, ", ".join([text, *early]))
 
 
 def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> GateCheck:
@@ -62,16 +70,6 @@ def _ratio_on_first_update(record: SweepRecord, tolerance: float) -> GateCheck:
         return GateCheck(name, None, "no step had an update on fresh rollouts")
     where = f"largest distance {worst[0]:.2g} ({worst[1]}), allowed {tolerance:g}"
     return GateCheck(name, worst[0] <= tolerance, where)
-
-
-def _sampler_agrees(record: SweepRecord, limit: float) -> GateCheck:
-    """Sampler and learner have the same policy, up to rounding. With stale weights they differ by far more."""
-    name = "sampler agrees with learner"
-    worst = _worst((t, t.summary.logp_diff) for t in record.trials.values())
-    if worst is None:
-        return GateCheck(name, None, "no step had fresh rollouts")
-    where = f"largest mean |dlogp| {worst[0]:.2g} ({worst[1]}), allowed {limit:g}"
-    return GateCheck(name, worst[0] <= limit, where)
 
 
 def _worst(found: Iterable[tuple[TrialRecord, Worst | None]]) -> tuple[float, str] | None:
@@ -104,16 +102,6 @@ def _accuracy_kept(record: SweepRecord) -> GateCheck:
     if not fell:
         return GateCheck("accuracy kept", True, f"no trial lost accuracy, of {judged}")
     return GateCheck("accuracy kept", len(fell) < judged, f"fell in {len(fell)} of {judged} trials: " + ", ".join(fell))
-
-
-def _finite(record: SweepRecord) -> GateCheck:
-    for trial in record.trials.values():
-        if bad := trial.summary.not_finite:
-            return GateCheck("finite numbers", False, f"{', '.join(bad.names)} of {trial.trial_id} at step {bad.step}")
-    judged = sum(trial.summary.step for trial in record.trials.values())
-    if not judged:
-        return GateCheck("finite numbers", None, "no step was reported")
-    return GateCheck("finite numbers", True, f"every curve of {judged} steps")
 
 
 def _curves_reported(record: SweepRecord) -> GateCheck:
@@ -203,3 +191,50 @@ def _cards_released(record: SweepRecord) -> GateCheck:
         attempts = ", ".join(record.unreleased)
         return GateCheck("cards released", False, f"processes or cards were still in use after the end of {attempts}")
     return GateCheck("cards released", True, "every attempt's processes ended and its cards were returned")
+
+
+def _rule_checks(record: SweepRecord, rules: TrialRules) -> Iterable[GateCheck]:
+    found = rules.results()
+    for rule in rules.rules:
+        yield _rule_check(rule, found[rule.name], record)
+
+
+def _rule_check(rule: Rule, results: Mapping[str, RuleResult], record: SweepRecord) -> GateCheck:
+    """One rule over the trials. A trial that a `stop` rule ended counts for the rules of severity `stop` only."""
+    stops = rule.severity is Severity.STOP
+    if not stops:
+        results = {name: r for name, r in results.items() if record.trials[name].rule_stop is None}
+        if not results and record.trials:
+            return GateCheck(rule.name, None, "no trial has reported a step and was not stopped by a gate rule")
+    judged = over_trials(rule, results)
+    if judged.outcome == "not judged":
+        return GateCheck(rule.name, None, judged.text)
+    if not judged.failed:
+        return GateCheck(rule.name, True, _nearest(rule, results))
+    ends = [f"{name}: {stop.summary}" for name in judged.failed if (stop := record.trials[name].rule_stop)]
+    text = "; ".join([judged.text, *ends, *_not_finite(rule, judged.failed, record), rule.reason, rule.remedy])
+    left = len(results) - len(judged.failed) - len(judged.not_judged)
+    # A stop ends single trials: the gate closes only where no other trial is left.
+    closes = judged.outcome == "failed" and (rule.severity is Severity.CLOSE or (stops and not left))
+    return GateCheck(rule.name, False if closes else None, text, warning=not closes)
+
+
+def _not_finite(rule: Rule, failed: Iterable[str], record: SweepRecord) -> Iterable[str]:
+    """The names of the curves that a rule on `nonfinite_values` counts."""
+    for name in failed if rule.curve == "nonfinite_values" else ():
+        if bad := record.trials[name].summary.not_finite:
+            yield f"{', '.join(bad.names)} of {name} at step {bad.step}"
+
+
+def _nearest(rule: Rule, results: Mapping[str, RuleResult]) -> str:
+    """The result of the trial that is nearest to the limit of a rule that no trial fails."""
+    judged = {name: r for name, r in results.items() if r.value is not None and r.limit is not None}
+
+    def margin(name: str) -> float:
+        value, limit = judged[name].value or 0.0, judged[name].limit or 0.0
+        return value - limit if rule.direction == "below" else limit - value
+
+    name = min(judged, key=margin)
+    unjudged = len(results) - len(judged)
+    more = f" (nearest of {len(judged)}" + (f", {unjudged} not judged)" if unjudged else ")")
+    return f"{results[name].text} in {name}{more if len(results) > 1 else ''}"

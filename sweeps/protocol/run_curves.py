@@ -58,7 +58,8 @@ CURVES: Mapping[str, CurveKind] = {
     "outside_step_seconds": _FROM_ZERO,
     "nonfinite_values": _FROM_ZERO,
 }
-"""Every curve by name. `nonfinite_values` is computed: how many values of the row are NaN or infinite."""
+"""Every curve by name. `nonfinite_values` is how many numbers of the step are NaN or infinite. Where the source
+does not count them, those among the curves of the row count."""
 PART = "reward_part/"
 """Prefix of the curve of one reward function, for example `reward_part/format`."""
 
@@ -85,7 +86,7 @@ class Row:
 
     def value(self, curve: str) -> float | None:
         """A finite value, or None."""
-        if curve == "nonfinite_values":
+        if curve == "nonfinite_values" and curve not in self.values:
             reported = [v for v in self.values.values() if v is not None]
             return float(sum(not math.isfinite(v) for v in reported)) if reported else None
         value = self.values.get(curve)

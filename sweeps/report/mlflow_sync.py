@@ -25,6 +25,7 @@ from sweeps.journal.events import (
     DriverStarted,
     GateVerdict,
     MessagesReported,
+    RuleStopped,
     SweepPlanned,
     TrialProposed,
 )
@@ -144,7 +145,17 @@ class MlflowSync:
                 if event.message:
                     self._client.set_tag(run_id, "message", event.message[:4000])
                 self._client.set_terminated(run_id, _STATUS.get(state, "KILLED"), at_ms)
+            case RuleStopped():
+                tags = {"stopped_by_rule": event.rule, "stop_reason": event.text[:4000], "not_run": event.summary}
+                for name, value in tags.items():
+                    self._client.set_tag(self._run(event.trial_id), name, value)
             case GateVerdict():
+                for check in event.checks:
+                    state = {True: "ok", False: "failed", None: "warning" if check.warning else "not judged"}[check.ok]
+                    name = re.sub(r"[^\w./ -]", "_", check.name)
+                    self._client.set_tag(
+                        self._parent_run(), f"gate.{event.gate}.{name}", f"{state}: {check.reason}"[:4000]
+                    )
                 self._client.set_tag(self._parent_run(), f"gate.{event.gate}", "open" if event.open else "closed")
                 self._client.set_tag(self._parent_run(), "verdict", event.status)
             case DriverEnded():

@@ -74,6 +74,8 @@ def print_gate(console: Console, verdict: GateVerdict) -> None:
     console.print(Text.assemble(("Metric gate: ", "bold"), (status, style), suffix))
     for check in verdict.checks:
         mark, style = {True: ("ok  ", "green"), False: ("NO  ", "red"), None: ("--  ", "dim")}[check.ok]
+        if check.warning:
+            mark, style = "!!  ", "yellow"
         lines = wrap(f"{check.name}: {check.reason}", console.width - 6, break_on_hyphens=False)
         console.print(Text.assemble("  ", (mark, style), "\n      ".join(lines)))
 

@@ -38,6 +38,7 @@ from sweeps.journal.events import (
     MessagesReported,
     OperatorRequest,
     RetryPlanned,
+    RuleStopped,
     SearchEnded,
     SweepPlanned,
     TrialProposed,
@@ -176,6 +177,8 @@ def event_text(event: JournalEvent) -> str:
             return f"{event.trial_id} resumes from step {event.step}, found in {event.source}"
         case CardsReleased():
             return f"{_attempt(event)} " + ("cards returned" if event.released else "CARDS OR PROCESSES STILL IN USE")
+        case RuleStopped():
+            return f"{_attempt(event)} fails the gate rule {event.rule!r} ({event.text}): {event.summary}"
         case GateVerdict():
             return f"{event.gate} gate {event.status}" + (f": {event.forced}" if event.forced else "")
         case WarningIssued():
@@ -186,7 +189,7 @@ def event_text(event: JournalEvent) -> str:
             return event.kind
 
 
-def _attempt(event: AttemptStarted | AttemptEnded | CommandSent | CardsReleased) -> str:
+def _attempt(event: AttemptStarted | AttemptEnded | CommandSent | CardsReleased | RuleStopped) -> str:
     return f"{event.trial_id}/{event.attempt}"
 
 
@@ -208,7 +211,7 @@ def _style(event: JournalEvent) -> str:
             return {TrialState.COMPLETED: "green", TrialState.FAILED: "red"}.get(state, "yellow")
         case GateVerdict():
             return "green" if event.open else "red"
-        case WarningIssued() | CardsReleased(released=False):
+        case WarningIssued() | RuleStopped() | CardsReleased(released=False):
             return "yellow"
         case _:
             return ""

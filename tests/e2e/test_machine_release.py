@@ -48,7 +48,9 @@ def test_a_machine_is_released_after_real_trials_and_after_a_dead_driver(tmp_pat
 
     # The next sweep runs on the same machine and releases it, although its gate is closed.
     (tmp_path / "refuse").unlink()
-    text = finished(start(tmp_path, cache, *typed, "search.seeds=[1]", "gate.max_logp_diff=1e-12"), code=3)
+    never = "{name: n, curve: grad_norm, aggregate: max, window: whole run, fails: above 1e-12, severity: close"
+    (tmp_path / "never.yaml").write_text(f"rules: [{never}, reason: r, remedy: r, cannot_see: c}}]\n")
+    text = finished(start(tmp_path, cache, *typed, "search.seeds=[1]", f"gate.rules={tmp_path}/never.yaml"), code=3)
     assert "cpu was released" in text
     (only,) = leases(tmp_path)
     assert (only["lease_id"], only["released"], only["sweeps"]) == (first["lease_id"], True, [])

@@ -15,10 +15,12 @@ from sweeps.config.build import canonical, compose
 from sweeps.config.types import SweepConfig
 from sweeps.driver.controller import SweepController
 from sweeps.executors.in_process import InProcessExecutor
-from sweeps.journal.events import DriverStarted, SweepPlanned
+from sweeps.journal.events import DriverStarted, GateVerdict, SweepPlanned
 from sweeps.journal.journal import Journal, TrialRecord
 from sweeps.journal.trial_reports import TrialReports, trial_reports
 from sweeps.planning.plan import make_plan
+from sweeps.protocol.gates import metric_gate
+from sweeps.protocol.stage_rules import stage_rules
 
 
 class Silent:
@@ -47,14 +49,20 @@ class Sweep:
         self.executor.run(self.controller)
         return self
 
+    def verdict(self) -> GateVerdict:
+        """What the gate decides about the sweep so far."""
+        return metric_gate(self.journal.record, self.cfg.stage.steps, self.cfg.gate, self.controller.trial_rules)
+
     def reports(self) -> dict[str, TrialReports]:
         """The reports of each trial, by trial, from the journal."""
         return trial_reports(self.ledger, self.journal.record.sweep_id)
 
 
-def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **controller_settings) -> Sweep:
+def a_sweep(
+    folder: Path, *overrides: str, stage: str = "smoke", price: PriceRow | None = None, **controller_settings
+) -> Sweep:
     """A planned sweep with an open lease, not yet run. Without `price`, the machine is unpriced."""
-    cfg = compose(["+stage=smoke", "trainer=simulated", f"paths.root={folder}", *overrides])
+    cfg = compose([f"+stage={stage}", "trainer=simulated", f"paths.root={folder}", *overrides])
     clock = FakeClock(price.from_ns) if price else FakeClock()
     ledger = Ledger.open(folder / "ledger.db", clock)
     journal = Journal(ledger, "smoke-test-1")
@@ -76,7 +84,8 @@ def a_sweep(folder: Path, *overrides: str, price: PriceRow | None = None, **cont
     ledger.leases.attach("lease-1", "smoke-test-1")
     journal.append(DriverStarted("lease-1", pid=1))
     journal.catch_up()
-    settings = {"cards": cfg.machine.cards, "view": Silent(), **controller_settings}
+    rules = stage_rules(cfg).rules
+    settings = {"cards": cfg.machine.cards, "view": Silent(), "rules": rules, **controller_settings}
     controller = SweepController(cfg, ledger=ledger, journal=journal, lease_id="lease-1", sweep_dir=folder, **settings)
     return Sweep(
         cfg, clock, ledger, journal, controller, InProcessExecutor(clock, silence_seconds=cfg.retry.hung_after_seconds)

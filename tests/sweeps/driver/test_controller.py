@@ -12,7 +12,6 @@ from rl.trainers.simulated import SimulatedTrainer
 from sweeps.executors.in_process import InProcessExecutor
 from sweeps.journal.journal import TrialState, load
 from sweeps.journal.outcomes import AttemptOutcome
-from sweeps.protocol.gates import metric_gate
 from tests.sweeps.in_process import a_sweep
 
 
@@ -25,7 +24,7 @@ def test_every_trial_of_the_plan_ends_completed_with_each_step_once(tmp_path):
         reports = sweep.reports()[trial.trial_id]
         assert sorted(reports.steps) == list(range(1, 21))
         assert sorted(reports.evaluations) == [0, 20]
-    assert metric_gate(sweep.journal.record, 20, sweep.cfg.gate).open
+    assert sweep.verdict().open
 
 
 def test_the_whole_plan_is_in_the_journal_before_the_first_attempt(tmp_path):
@@ -89,7 +88,7 @@ def test_a_trial_that_crashes_or_hangs_too_often_is_failed_and_the_others_contin
     for trial in sweep.journal.record.trials.values():
         assert trial.state is TrialState.FAILED
         assert text in trial.attempts[0].message.lower()
-    verdict = metric_gate(sweep.journal.record, 20, sweep.cfg.gate)
+    verdict = sweep.verdict()
     assert not verdict.open
     assert not any(u.to_ns is None for u in sweep.ledger.usages.find())
 
@@ -169,6 +168,6 @@ def test_a_trial_whose_numbers_are_not_finite_gives_a_warning_and_closes_the_gat
     sweep = a_sweep(tmp_path, "search.prompts_per_step=[2]", "trainer.simulated.diverge_at_step=4")
     sweep.executor = InProcessExecutor(sweep.clock, lambda clock: SimulatedTrainer(clock, nan_on_divergence=True))
     sweep.run()
-    verdict = metric_gate(sweep.journal.record, 20, sweep.cfg.gate)
+    verdict = sweep.verdict()
     assert not verdict.open
     assert "finite numbers" in [c.name for c in verdict.checks if c.ok is False]

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import pytest
 
-from rl.spec import Mean
+from rl.spec import Mean, StepReport
+from sweeps.config.build import compose
 from sweeps.config.types import GateConfig
 from sweeps.journal.events import GateVerdict
 from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord
 from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.planning.plan import PlannedTrial
 from sweeps.protocol.gates import metric_gate
+from sweeps.protocol.stage_rules import stage_rules
+from sweeps.protocol.trial_rules import TrialRules
 from tests.sweeps.reports import a_step, an_evaluation
 
 STEPS = 5
 
 
+@dataclass
+class Record(SweepRecord):
+    steps: list[StepReport] = field(default_factory=list)
+    """Those of `trial0`."""
+
+
 def a_record(
     outcome: AttemptOutcome = AttemptOutcome.COMPLETED, *, correct_after: int = 30, done: int = STEPS, **step_settings
-) -> SweepRecord:
+) -> Record:
     planned = PlannedTrial("trial0", 2, 8, 0, 1e-5, "hold", ("hold",), adaptive_lr=False)
     trial = TrialRecord(planned, attempts=[AttemptRecord(1, "lease", 0, 0, outcome)])
     steps = [a_step(n, **step_settings) for n in range(1, done + 1)]
     for message in [an_evaluation(0, correct=20), *steps, an_evaluation(STEPS, correct=correct_after)]:
         trial.summary.add(message)
-    return SweepRecord("smoke-1", stage="smoke", trials={"trial0": trial})
+    return Record("smoke-1", stage="smoke", trials={"trial0": trial}, steps=steps)
 
 
-def judge(record: SweepRecord, *, force: str = "") -> GateVerdict:
-    return metric_gate(record, STEPS, GateConfig(0.01, 0.2, force, start_anyway="", acknowledge=""))
+def judge(record: Record, *, force: str = "") -> GateVerdict:
+    rules = TrialRules(stage_rules(compose(["+stage=smoke", f"stage.steps={STEPS}"])).rules)
+    for step in record.steps:
+        rules.add("trial0", step, cards=1)
+    return metric_gate(record, STEPS, GateConfig(0.01, "", force, start_anyway="", acknowledge=""), rules)
 
 
 def closing(verdict: GateVerdict) -> list[str]:

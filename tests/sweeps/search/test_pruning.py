@@ -20,7 +20,6 @@ from sweeps.journal.journal import AttemptRecord, SweepRecord, TrialRecord, Tria
 from sweeps.journal.outcomes import AttemptOutcome
 from sweeps.journal.trial_summary import Accuracy, TrialSummary
 from sweeps.planning.plan import make_plan
-from sweeps.protocol.gates import metric_gate
 from sweeps.search.pruning import Pruner, accuracy_at, asha, first_evaluation, median, percentile_of, why_never_pruning
 from sweeps.search.pruning import curve as curve_of
 from tests.sweeps.in_process import a_sweep
@@ -316,7 +315,7 @@ def test_a_pruned_trial_is_neither_completed_nor_failed_and_is_not_resumed(tmp_p
         assert trial.attempts[0].message == trial.pruned
     assert record.left == 0
     assert {u.outcome for u in sweep.ledger.usages.find()} == {"COMPLETED", "PRUNED"}
-    steps = next(c for c in metric_gate(record, 4, sweep.cfg.gate).checks if c.name == "all steps done")
+    steps = next(c for c in sweep.verdict().checks if c.name == "all steps done")
     assert steps.ok
     assert f"{len(pruned)} pruned" in steps.reason
 
