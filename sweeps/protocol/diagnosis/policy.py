@@ -58,7 +58,7 @@ def entropy_collapse(r: Reading) -> Result:
     elif r.room_to_learn is None:
         detail = "Whether more could be learned is unknown."
     elif not r.hurt and not r.stalled_since(start):
-        detail = "The reward has risen since, or it is too early to tell."
+        detail = "The reward has risen since, or the run is too short to judge."
     else:
         return Finding("entropy_collapse", Severity.WARN, text, evidence)
     return Finding("entropy_collapse", Severity.NOTE, text, evidence, detail)
@@ -165,7 +165,9 @@ def learning_rate_too_high(r: Reading) -> Result:
             signs.append(grown.summary)
             evidence += grown.evidence
     if not looked:
-        return NotJudged("learning_rate_too_high", "clip_frac, approx_kl, grad_norm and kl are missing or say nothing")
+        return NotJudged(
+            "learning_rate_too_high", "clip_frac, approx_kl, grad_norm and kl are missing or not conclusive"
+        )
     if r.hurt:
         signs.append("the reward fell")
     if not evidence or not (decisive or len(signs) >= 2):

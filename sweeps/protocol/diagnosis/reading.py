@@ -87,7 +87,7 @@ class Reading:
 
     @functools.cached_property
     def improved(self) -> bool | None:
-        """Whether the run is proven to have learned, by its reward or by its evaluations. None: too short to tell."""
+        """Whether the run is proven to have learned, by its reward or its evaluations. None: too short to judge."""
         rise = self.evaluation_change
         if rise is not None and rise.errors >= 2.0:
             return True

@@ -123,8 +123,8 @@ TEXTS: Mapping[str, FindingText] = {
     ),
     "limit_too_short": FindingText(
         "completion limit too short",
-        "Most completions are cut before their answer, from the start. They score as failures whatever they "
-        "contain, and groups in which all are cut teach nothing.",
+        "Most completions are cut before their answer, from the start. They score as failures with any "
+        "content, and groups in which all are cut teach nothing.",
         "Raise rollout.max_completion_tokens, or use a model or prompt that answers in fewer tokens.",
         "Answers that stand before the cut: then the reward is not hurt. Without truncated_frac it is inferred "
         "from the mean length.",
@@ -136,11 +136,11 @@ TEXTS: Mapping[str, FindingText] = {
         "Use easier questions, more completions per prompt, or filter by the start model's accuracy. Check that "
         "the reward function pays a right answer.",
         "Without zero_std_frac only a reward that never changes is visible. A solved task has the same curve; "
-        "there accuracy tells them apart.",
+        "there accuracy separates the two.",
     ),
     "groups_of_one": FindingText(
         "groups of one completion",
-        "A group of one has no baseline to compare with: this is not GRPO, whatever the trainer calls it.",
+        "A group of one has no baseline to compare with: this is not GRPO, under any name.",
         "Sample at least 4 completions per prompt; 8 is a good start.",
         "A trainer that takes its baseline from elsewhere, for example from the batch or a critic.",
     ),

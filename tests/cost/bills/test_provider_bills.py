@@ -61,7 +61,7 @@ class Leases:
         self.folder, self.clock = folder, FakeClock(utc=instant_ns("2026-10-31T16:00:00Z"))
         self.ledger = Ledger.open(str(folder / "ledger.db"), self.clock)
 
-    def hold(self, resource: str, start: str, stop: str, sku: str = "aws-p5.48xlarge", **changes: Any) -> None:
+    def add_lease(self, resource: str, start: str, stop: str, sku: str = "aws-p5.48xlarge", **changes: Any) -> None:
         self.clock.advance(instant_ns(start) - self.clock.utc)
         row = BOOK.series(sku)[0]
         fields: dict[str, Any] = {"machine": sku, "sku": sku, "provider": row.provider, "cards": row.cards}
@@ -123,7 +123,7 @@ def causes(done: Reconciliation) -> list[tuple[str, Decimal]]:
 
 def shanghai_days(leases: Leases) -> None:
     """Three whole days of Shanghai, 24 h at 1.24 each."""
-    leases.hold("gpu-1", "2026-10-31T16:00:00Z", "2026-11-03T16:00:00Z", "a800")
+    leases.add_lease("gpu-1", "2026-10-31T16:00:00Z", "2026-11-03T16:00:00Z", "a800")
 
 
 AUTODL = "实例ID,开始时间,结束时间,金额,类型\n"
@@ -156,7 +156,7 @@ def test_a_difference_on_one_day_of_the_bills_zone_is_found_and_corrected_on_tha
 
 def test_a_day_of_25_hours_is_one_day_of_the_bill(leases):
     """Clocks go back in New York on 2026-11-01: the day has 25 hours."""
-    leases.hold("i-1", "2026-11-01T04:00:00Z", "2026-11-03T05:00:00Z")
+    leases.add_lease("i-1", "2026-11-01T04:00:00Z", "2026-11-03T05:00:00Z")
     text = "instance_id,start,amount\ni-1,2026-11-01,250\ni-1,2026-11-02,240\n"
     assert leases.compare(text, zone="America/New_York").agrees
     assert not leases.compare(text, zone="UTC").agrees
@@ -186,7 +186,7 @@ def buy(leases: Leases, amount: str = "80 USD", stop: str = "2026-11-01T10:00:00
 
 def test_covered_usage_and_its_negation_cancel_and_the_fee_is_the_purchase(leases):
     buy(leases)
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
     assert leases.total() == 80
     done = leases.compare(CUR + SAVINGS_PLAN)
     assert done.agrees
@@ -198,13 +198,13 @@ def test_covered_usage_and_its_negation_cancel_and_the_fee_is_the_purchase(lease
 
 def test_a_recurring_fee_is_compared_with_the_part_of_the_plan_that_the_bill_covers(leases):
     buy(leases, "8000 USD", stop="2026-12-12T16:00:00Z")  # 1000 hours
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
     assert leases.compare(CUR + SAVINGS_PLAN).agrees
 
 
 def test_usage_on_demand_beyond_a_savings_plan_is_compared_by_itself(leases):
     buy(leases)
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
     extra = f"Usage,BoxUsage:p5.48xlarge,i-1,{TEN_HOURS},20,USD,2,Hrs,\n"
     done = leases.compare(CUR + SAVINGS_PLAN + extra)
     assert causes(done) == [("idle", Decimal(20))]
@@ -213,7 +213,7 @@ def test_usage_on_demand_beyond_a_savings_plan_is_compared_by_itself(leases):
 
 
 def test_covered_usage_of_a_lease_that_names_no_commitment_is_explained_and_not_corrected(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     done = leases.compare(CUR + SAVINGS_PLAN)
     assert causes(done) == [("commitment", Decimal(-100))]
     assert "cost commitments add sp-1" in done.comparisons[0].causes[0].text
@@ -222,9 +222,9 @@ def test_covered_usage_of_a_lease_that_names_no_commitment_is_explained_and_not_
     assert leases.total() == 100
 
 
-def test_covered_usage_without_its_negation_is_named_and_never_added_to_a_lease(leases):
+def test_covered_usage_without_its_negation_is_reported_and_never_added_to_a_lease(leases):
     buy(leases)
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
     lines = SAVINGS_PLAN.splitlines(keepends=True)
     done = leases.compare(CUR + lines[0] + lines[2])
     assert causes(done) == [("purchase", Decimal("110.08"))]
@@ -234,7 +234,7 @@ def test_covered_usage_without_its_negation_is_named_and_never_added_to_a_lease(
 
 def test_negations_that_cancel_to_the_rounding_of_their_amounts_are_no_difference(leases):
     buy(leases)
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z", tags={"commitment": "sp-1"})
     assert leases.compare(CUR + SAVINGS_PLAN.replace("-110.08,", "-110.0800000001,")).agrees
 
 
@@ -248,7 +248,7 @@ AWS_FOCUS = (
 
 @pytest.mark.parametrize("usage_type", ["USE1-DataTransfer-Out-Bytes", "USE1-USW2-AWS-Out-Bytes", ""])
 def test_traffic_of_a_machine_that_a_bill_lists_under_compute_is_egress(leases, usage_type):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     text = AWS_FOCUS + f"100,USD,Usage,{TEN_HOURS},10,Hours,i-1,Compute,BoxUsage:p5.48xlarge\n"
     text += f"9,USD,Usage,{TEN_HOURS},100,GB,i-1,Compute,{usage_type}\n"
     done = leases.compare(text)
@@ -281,7 +281,7 @@ def test_traffic_of_a_machine_that_a_bill_lists_under_compute_is_egress(leases, 
         ("API Calls", "requests"),
     ],
 )
-def test_the_unit_tells_what_a_charge_of_a_machine_is_for(unit, kind):
+def test_the_unit_decides_the_kind_of_a_machines_charge(unit, kind):
     assert kind_of("machine", [], unit, {}) == kind
     assert kind_of("tax", [], unit, {}) == "tax"
 
@@ -290,8 +290,8 @@ def test_the_unit_tells_what_a_charge_of_a_machine_is_for(unit, kind):
 
 
 @pytest.mark.parametrize("when", ["2026-11-01T05:00:00Z", "2026-11-06T12:00:00Z", "2026-12-02T00:00:00Z"])
-def test_a_refund_of_one_moment_belongs_to_its_machine_whatever_its_time(leases, when):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+def test_a_refund_without_a_duration_belongs_to_its_machine_at_any_time(leases, when):
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     leases.clock.advance(instant_ns("2026-12-03") - leases.clock.utc)
     text = (
         "instance_id,start,end,amount,currency,type\n" + f"i-1,{TEN_HOURS},100,USD,\ni-1,{when},{when},-7,USD,refund\n"
@@ -306,8 +306,8 @@ def test_a_refund_of_one_moment_belongs_to_its_machine_whatever_its_time(leases,
     assert refund.from_ns >= instant_ns(when[:10])
 
 
-def test_a_bill_with_nothing_but_a_late_refund_is_applied(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+def test_a_bill_that_contains_only_a_late_refund_is_applied(leases):
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     leases.clock.advance(instant_ns("2026-11-20") - leases.clock.utc)
     done = leases.compare("instance_id,start,end,amount,type\ni-1,2026-11-15,2026-11-15,-7,refund\n")
     leases.apply(done)
@@ -315,9 +315,9 @@ def test_a_bill_with_nothing_but_a_late_refund_is_applied(leases):
 
 
 def test_a_late_refund_goes_to_the_last_lease_of_its_machine_before_it(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
-    leases.hold("i-1", "2026-11-03T00:00:00Z", "2026-11-03T10:00:00Z")
-    leases.hold("i-1", "2026-11-09T00:00:00Z", "2026-11-09T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-03T00:00:00Z", "2026-11-03T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-09T00:00:00Z", "2026-11-09T10:00:00Z")
     done = leases.compare("instance_id,start,end,amount,type\ni-1,2026-11-06,2026-11-06,-7,refund\n")
     assert [c.lease.lease_id for c in done.comparisons if c.bill_pico] == ["L-i-1-2026-11-03"]
 
@@ -345,7 +345,7 @@ def credit_note(leases: Leases, name: str, amount: int) -> None:
 
 
 def test_a_correction_after_an_invoice_was_applied_is_not_on_that_invoice(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     leases.apply(leases.compare(INVOICED + f"i-1,{TEN_HOURS},103,,R-17\n"))
     assert invoices(leases) == {"R-17": 103}
     credit_note(leases, "cn-1", -5)
@@ -354,14 +354,14 @@ def test_a_correction_after_an_invoice_was_applied_is_not_on_that_invoice(leases
 
 
 def test_a_credit_note_that_an_invoice_contains_is_on_it(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     credit_note(leases, "cn-1", -5)
     leases.apply(leases.compare(INVOICED + f"i-1,{TEN_HOURS},103,,R-17\ni-1,{TEN_HOURS},-5,credit,R-17\n"))
     assert invoices(leases) == {"R-17": 98}
 
 
-def test_a_later_credit_note_has_its_own_number(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+def test_a_later_credit_note_keeps_its_own_invoice_number(leases):
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     leases.apply(leases.compare(INVOICED + f"i-1,{TEN_HOURS},103,,R-17\n"))
     leases.clock.advance(8 * 24 * HOUR_NS)
     leases.apply(leases.compare(INVOICED + "i-1,2026-11-05,2026-11-05,-5,refund,R-18\n"))
@@ -369,7 +369,7 @@ def test_a_later_credit_note_has_its_own_number(leases):
 
 
 def test_a_bill_with_two_invoices_gives_each_charge_its_own(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     leases.apply(leases.compare(INVOICED + f"i-1,{TEN_HOURS},100,,R-17\ni-1,{TEN_HOURS},4,storage,R-18\n"))
     assert invoices(leases) == {"R-17": 100, "R-18": 4}
 
@@ -396,8 +396,8 @@ def account_bill() -> str:
     return text
 
 
-def test_other_resources_of_an_account_are_no_missing_leases(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+def test_other_resources_of_an_account_are_not_missing_leases(leases):
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     done = leases.compare(account_bill())
     assert len(done.bill.lines) == 1000
     assert (len(done.unrelated), sum(line.pico for line in done.unrelated)) == (996, 332 * PICO_PER_UNIT)
@@ -407,7 +407,7 @@ def test_other_resources_of_an_account_are_no_missing_leases(leases):
 
 
 def test_a_machine_of_a_priced_type_on_the_bill_of_an_account_may_be_a_missing_lease(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     text = account_bill().replace("x_UsageType", "ChargeDescription")
     text += f"100,USD,Usage,{TEN_HOURS},10,Hours,i-2,Compute,$10 per On Demand Linux p5.48xlarge Instance Hour\n"
     done = leases.compare(text)
@@ -415,8 +415,8 @@ def test_a_machine_of_a_priced_type_on_the_bill_of_an_account_may_be_a_missing_l
     assert not done.agrees
 
 
-def test_a_machine_that_is_ours_and_billed_outside_its_lease_is_never_unrelated(leases):
-    leases.hold("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
+def test_a_machine_of_the_ledger_that_is_billed_outside_its_lease_is_not_unrelated(leases):
+    leases.add_lease("i-1", "2026-11-01T00:00:00Z", "2026-11-01T10:00:00Z")
     late = "2026-11-08T00:00:00Z,2026-11-08T10:00:00Z"
     done = leases.compare(account_bill() + f"100,USD,Usage,{late},10,Hours,i-1,Compute,BoxUsage:p5.48xlarge\n")
     assert [line.resource for line in done.missing] == ["i-1"]
@@ -425,7 +425,7 @@ def test_a_machine_that_is_ours_and_billed_outside_its_lease_is_never_unrelated(
 # Files
 
 
-def test_a_bill_compressed_with_gzip_is_read_and_is_the_same_bill(leases):
+def test_a_bill_compressed_with_gzip_reads_like_the_plain_file(leases):
     text = "instance_id,start,end,amount\ni-1,2026-11-01,2026-11-02,1.5\n"
     plain = leases.bill(text)
     file = leases.folder / "bill.csv.gz"
@@ -437,7 +437,7 @@ def test_a_bill_compressed_with_gzip_is_read_and_is_the_same_bill(leases):
         read_bill(file, MAPS)
 
 
-def test_a_file_in_another_format_is_named_as_what_it_is(leases):
+def test_an_error_names_the_format_of_a_file_that_is_not_csv(leases):
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as writer:
         writer.writestr("bill.csv", "x")

@@ -1,4 +1,4 @@
-"""Bills as they come: encodings, delimiters, column orders, total rows, and what cannot be read."""
+"""Bills as providers export them: encodings, delimiters, column orders, total rows, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_bill_in_another_encoding_is_read(tmp_path, encoding):
     assert line.from_ns == instant_ns("2026-11-01T00:00:00Z")
 
 
-def test_a_decimal_comma_is_not_taken_for_one_that_groups_thousands(tmp_path):
+def test_a_decimal_comma_is_not_read_as_a_thousands_separator(tmp_path):
     text = '实例ID,开始时间,结束时间,金额,类型\na-1,2026-11-01 08:00:00,2026-11-01 09:00:00,"{}",按量计费\n'
     with pytest.raises(BillError, match="amount '2,48' is not a plain number"):
         bill_of(tmp_path, text.format("2,48"))
@@ -68,21 +68,21 @@ def test_a_decimal_comma_is_not_taken_for_one_that_groups_thousands(tmp_path):
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_the_usual_delimiters_are_seen(tmp_path, delimiter):
+def test_the_usual_delimiters_are_detected(tmp_path, delimiter):
     text = (PLAIN + "i-1,2026-11-01,2026-11-02,1.5,USD\n").replace(",", delimiter)
     assert len(bill_of(tmp_path, text).lines) == 1
 
 
-@pytest.mark.parametrize("word", ["Total", "Grand total", "合计", "TOTAL (USD)"])
-def test_a_total_row_is_checked_and_not_counted(tmp_path, word):
+@pytest.mark.parametrize("label", ["Total", "Grand total", "合计", "TOTAL (USD)"])
+def test_a_total_row_is_checked_and_not_counted(tmp_path, label):
     lines = "i-1,2026-11-01,2026-11-02,1.5,USD\ni-2,2026-11-01,2026-11-02,2.5,USD\n"
-    bill = bill_of(tmp_path, PLAIN + lines + f"{word},,,4.0,\n")
+    bill = bill_of(tmp_path, PLAIN + lines + f"{label},,,4.0,\n")
     assert [line.resource for line in bill.lines] == ["i-1", "i-2"]
     with pytest.raises(BillError, match=r"bill\.csv line 4: the total differs from the sum of the lines by -0.5"):
-        bill_of(tmp_path, PLAIN + lines + f"{word},,,4.5,\n")
+        bill_of(tmp_path, PLAIN + lines + f"{label},,,4.5,\n")
 
 
-def test_empty_lines_are_no_lines(tmp_path):
+def test_empty_lines_are_skipped(tmp_path):
     assert len(bill_of(tmp_path, "\n" + PLAIN + "\ni-1,2026-11-01,2026-11-02,1.5,USD\n,,,,\n").lines) == 1
 
 
@@ -104,7 +104,7 @@ def test_a_line_that_cannot_be_read_is_an_error_that_names_it(tmp_path, row, mes
         bill_of(tmp_path, PLAIN + row + "\n")
 
 
-def test_a_file_that_is_no_bill_is_refused_with_what_to_do(tmp_path):
+def test_a_file_that_is_not_a_bill_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(BillError, match=r"no column map fits in the columns a, b; copy conf/pricing/bills/instances"):
         bill_of(tmp_path, "a,b\n1,2\n")
     with pytest.raises(BillError, match="map runpod finds no column for resource"):
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_bill_is_refused_with_what_to_do(tmp_path):
         read_bill(tmp_path / "none.csv", MAPS)
 
 
-def test_aws_cur_2_lines_are_told_apart_by_kind(tmp_path):
+def test_aws_cur_2_lines_have_their_kinds(tmp_path):
     head = "line_item_line_item_type,line_item_usage_type,line_item_resource_id,line_item_usage_start_date,"
     head += "line_item_usage_end_date,line_item_unblended_cost,line_item_currency_code,line_item_usage_amount,"
     head += "pricing_unit\n"
@@ -152,7 +152,7 @@ def test_focus_lines_are_read_with_hours_of_the_machine_or_of_cards(tmp_path):
     ]
 
 
-def test_runpod_history_counts_milliseconds_and_is_about_days(tmp_path):
+def test_runpod_history_gives_milliseconds_and_days(tmp_path):
     text = "amount,podId,gpuTypeId,time,timeBilledMs,diskSpaceBilledGB\n"
     text += "95.76000000000001,pod1,NVIDIA H100 80GB HBM3,2026-11-01 00:00:00,86400000,50\n"
     bill = bill_of(tmp_path, text)

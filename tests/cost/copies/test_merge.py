@@ -1,4 +1,4 @@
-"""Two ledgers made one: split and merged again, they say what one ledger would have said; twice is once."""
+"""Merging two ledgers: after a split and a merge, reports equal those of one ledger; a second merge adds nothing."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def box(tmp_path, clock) -> Iterator[Ledger]:
         yield opened
 
 
-def test_what_another_machine_wrote_comes_home_once(ledger, box, clock):
+def test_rows_of_another_machine_are_added_once(ledger, box, clock):
     one_sweep(ledger, clock, "home")
     one_sweep(box, clock, "away")
     done = merge_ledger(ledger, box.place)
@@ -114,7 +114,7 @@ def test_what_another_machine_wrote_comes_home_once(ledger, box, clock):
     assert rows(ledger) == before
 
 
-def test_numbers_that_both_databases_gave_do_not_meet(ledger, box, clock):
+def test_equal_row_numbers_of_both_databases_do_not_collide(ledger, box, clock):
     for name in ("h1", "h2"):
         one_sweep(ledger, clock, name)
     one_sweep(box, clock, "b1")
@@ -125,7 +125,7 @@ def test_numbers_that_both_databases_gave_do_not_meet(ledger, box, clock):
     assert all(s.to_ns is not None and s.sweeps == () for s in states.values())
 
 
-def test_what_went_on_there_is_appended_in_order(tmp_path, ledger, clock):
+def test_later_rows_of_the_other_ledger_are_appended_in_order(tmp_path, ledger, clock):
     one_sweep(ledger, clock, "s1")
     ledger.copy_to(tmp_path / "copy.db")
     with Ledger.open(tmp_path / "copy.db", clock) as away:
@@ -156,7 +156,7 @@ def test_a_journal_that_grew_on_both_sides_is_refused_and_nothing_is_changed(tmp
     assert rows(ledger) == before
 
 
-def test_the_same_fact_with_another_content_is_refused_and_nothing_is_changed(ledger, box, clock):
+def test_a_row_with_the_same_key_and_other_content_is_refused_and_nothing_is_changed(ledger, box, clock):
     one_sweep(ledger, clock, "s1")
     one_sweep(box, clock, "a1")
     for where, amount in ((ledger, 1), (box, 2)):
@@ -168,7 +168,7 @@ def test_the_same_fact_with_another_content_is_refused_and_nothing_is_changed(le
     assert rows(ledger) == before
 
 
-def test_facts_without_an_order_come_from_both_sides(tmp_path, ledger, clock):
+def test_rows_without_an_order_are_merged_from_both_sides(tmp_path, ledger, clock):
     stream = "chargeback"
     ledger.events.append(stream, "set", {"sweep_id": "s0"}, "s0")
     ledger.copy_to(tmp_path / "copy.db")
@@ -184,7 +184,7 @@ def test_facts_without_an_order_come_from_both_sides(tmp_path, ledger, clock):
         merge_ledger(ledger, tmp_path / "other.db")
 
 
-def test_attempts_that_still_run_there_are_waited_for_or_closed_as_lost(ledger, box, clock):
+def test_attempts_that_still_run_on_the_other_machine_are_refused_or_closed_as_lost(ledger, box, clock):
     one_sweep(box, clock, "a1", ended=False)
     before = rows(ledger)
     with pytest.raises(IntegrityError, match=r"trial-a1/1 of a1.*--lost"):
@@ -196,13 +196,13 @@ def test_attempts_that_still_run_there_are_waited_for_or_closed_as_lost(ledger, 
     assert merge_ledger(ledger, box.place).closed_as_lost == 0
 
 
-def test_an_end_that_only_home_knows_is_not_replaced_by_a_guess(tmp_path, ledger, clock):
+def test_an_exact_end_in_this_ledger_is_not_replaced_by_an_estimate(tmp_path, ledger, clock):
     one_sweep(ledger, clock, "s1", ended=False)
     ledger.copy_to(tmp_path / "copy.db")
     clock.advance(120 * SECOND)
     with Ledger.open(tmp_path / "copy.db", clock) as away:
         row = {"usage_id": 1, "to_ns": clock.utc_ns() - 110 * SECOND, "outcome": "LOST", "estimated": 1}
-        with away.writer.write() as connection:  # as `close_dead` does on a machine that hears nothing of home
+        with away.writer.write() as connection:  # as `close_dead` does on a machine without contact to the first one
             connection.execute(schema.usage_end.insert(), row | away.writer.signature())
     ledger.usages.end(UsageKey("lease-s1", "trial-s1", 1), "COMPLETED")
     (known,) = ledger.usages.find()
@@ -218,7 +218,7 @@ def test_a_real_end_of_a_usage_closed_here_as_lost_is_an_error(ledger, box, cloc
         merge_ledger(ledger, box.place)
 
 
-def test_nothing_comes_into_a_month_that_is_closed_here(ledger, box, clock):
+def test_nothing_is_added_to_a_month_that_is_closed_here(ledger, box, clock):
     one_sweep(box, clock, "a1")
     ledger.closed_months.add(period_name(clock.utc_ns(), "month", UTC))
     before = rows(ledger)
@@ -227,13 +227,13 @@ def test_nothing_comes_into_a_month_that_is_closed_here(ledger, box, clock):
     assert rows(ledger) == before
 
 
-def test_a_month_that_was_closed_there_only_is_refused(ledger, box):
+def test_a_month_that_is_closed_in_the_other_ledger_only_is_refused(ledger, box):
     box.closed_months.add("2026-01")
     with pytest.raises(IntegrityError, match="2026-01 was closed in the other ledger but not in this one"):
         merge_ledger(ledger, box.place)
 
 
-def test_a_dry_merge_tells_and_changes_nothing(ledger, box, clock):
+def test_a_dry_merge_reports_and_changes_nothing(ledger, box, clock):
     one_sweep(box, clock, "a1")
     before = rows(ledger)
     assert merge_ledger(ledger, box.place, dry=True).added["lease"] == 1
@@ -241,20 +241,20 @@ def test_a_dry_merge_tells_and_changes_nothing(ledger, box, clock):
     assert merge_ledger(ledger, box.place).added["lease"] == 1
 
 
-def test_the_same_price_remembered_on_both_sides_is_one_price(ledger, box):
+def test_a_price_archived_on_both_sides_is_one_price(ledger, box):
     ledger.price_archive.add([ROW])
     box.price_archive.add([ROW])
     assert "price" not in merge_ledger(ledger, box.place).added
 
 
-def test_from_a_server_too(ledger, postgres, clock):
+def test_a_ledger_on_a_server_can_be_merged(ledger, postgres, clock):
     with Ledger.open(postgres, clock) as away:
         one_sweep(away, clock, "a1")
         merge_ledger(ledger, postgres)
         assert ledger.usages.find() == away.usages.find()
 
 
-def test_what_is_no_ledger_is_refused(ledger, tmp_path):
+def test_a_file_that_is_not_a_ledger_is_refused(ledger, tmp_path):
     with pytest.raises(NoLedgerError):
         merge_ledger(ledger, tmp_path / "none.db")
     (tmp_path / "text.db").write_text("not a database")
@@ -262,17 +262,17 @@ def test_what_is_no_ledger_is_refused(ledger, tmp_path):
         merge_ledger(ledger, tmp_path / "text.db")
 
 
-# Split and merged again is as if it had been one ledger
+# Ledgers that were split and merged equal one ledger
 
 
 @dataclass(frozen=True)
 class Script:
-    """What one sweep does, wherever it runs."""
+    """The events of one sweep, on either machine."""
 
     side: str
-    """`before` the ledgers part, then at `home` or `away`."""
+    """`before` the split, then at `home` or `away`."""
     on_rented: bool
-    """On the machine that was entered by hand before they parted, which only `away` uses afterwards."""
+    """On the machine that was entered by hand before the split, which only `away` uses afterwards."""
     attempts: tuple[tuple[int, int, str], ...]
     """Seconds, card-seconds reported in training, outcome."""
     credit: int
@@ -293,7 +293,7 @@ scripts = st.builds(
 
 
 def acted(script: Script, name: str, clock: FakeClock, ledgers: Sequence[Ledger]) -> Iterator[None]:
-    """The sweep, one fact at a time, written into each of the ledgers alike."""
+    """The sweep, one row at a time, written into each of the ledgers."""
     rented = script.on_rented and script.side != "home"
     lease_id = "rented" if rented else f"lease-{name}"
     for ledger in ledgers:
@@ -342,7 +342,7 @@ def all_of(ledger: Ledger, at_ns: int) -> list:
     return found
 
 
-def test_a_ledger_of_a_newer_version_is_refused_by_its_own_name(tmp_path):
+def test_a_ledger_of_a_newer_version_is_refused_with_its_path(tmp_path):
     there = tmp_path / "there.db"
     Ledger.open(there).close()
     with closing(sqlite3.connect(there)) as connection, connection:
@@ -384,5 +384,5 @@ def test_ledgers_that_were_split_and_merged_equal_one_ledger(plan, random):
             merge_ledger(home, away.place)
             assert all_of(home, clock.utc_ns()) == all_of(one_home, clock.utc_ns())
         assert not home.reservations.find_open()
-        several = {"driver", "price"}  # the halves are two, and each may have seen the same price
+        several = {"driver", "price"}  # each half has its own driver, and both may have the same price
         assert rows(home).items() - rows(one_home).items() <= {(name, rows(home)[name]) for name in several}

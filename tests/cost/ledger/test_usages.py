@@ -1,4 +1,4 @@
-"""Cards that attempts hold, on SQLite and on PostgreSQL."""
+"""Usages: cards that attempts use, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_usage_that_ends_before_it_starts_is_refused(leased, clock):
         leased.usages.end(KEY, "COMPLETED", at_ns=clock.utc - 1)
 
 
-def test_negative_durations_are_refused_when_they_are_written(leased):
+def test_negative_durations_are_refused_at_write_time(leased):
     leased.usages.start(KEY, "s1", Decimal(1), {})
     with pytest.raises(LedgerError, match="a whole number >= 0"):
         leased.usages.add_phases(KEY, 1, {"train": -1})
@@ -101,7 +101,7 @@ def test_heartbeats_extend_the_lease_and_the_open_usages(leased, clock):
     assert leased.leases.get("L1").last_heartbeat_ns == clock.utc
 
 
-def test_cards_that_another_driver_gave_back_are_free_and_those_it_took_are_not(place, clock, make_lease):
+def test_cards_returned_by_another_driver_are_free_and_cards_granted_to_it_are_not(place, clock, make_lease):
     with Ledger.open(place, clock) as mine, Ledger.open(place, clock) as theirs:
         mine.leases.open(make_lease())
         mine.leases.attach("L1", "s1")
@@ -117,7 +117,7 @@ def test_cards_that_another_driver_gave_back_are_free_and_those_it_took_are_not(
         theirs.usages.start(UsageKey("L1", "t4", 1), "s1", Decimal(cards - 1), {})
 
 
-def test_cards_taken_in_a_transaction_that_was_undone_are_free(leased):
+def test_cards_granted_in_a_transaction_that_was_rolled_back_are_free(leased):
     cards = leased.leases.get("L1").lease.cards
     with contextlib.suppress(RuntimeError), leased.transaction():
         leased.usages.start(KEY, "s1", Decimal(cards), {})
@@ -125,7 +125,7 @@ def test_cards_taken_in_a_transaction_that_was_undone_are_free(leased):
     leased.usages.start(UsageKey("L1", "t2", 1), "s1", Decimal(cards), {})
 
 
-def test_an_attempt_that_was_over_when_its_driver_died_is_not_lost(place, clock, make_lease):
+def test_an_attempt_that_had_ended_before_its_driver_died_is_not_lost(place, clock, make_lease):
     with Ledger.open(place, clock) as killed:
         killed.leases.open(make_lease())
         killed.leases.attach("L1", "s1")

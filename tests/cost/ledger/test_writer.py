@@ -56,7 +56,7 @@ def test_usage_of_a_driver_on_another_host_ends_at_its_last_heartbeat_once_it_is
         assert other.usages.find()[0].outcome == "LOST", "an estimated end stays"
 
 
-def test_usage_of_a_driver_that_still_runs_is_left_alone(place, clock, make_lease):
+def test_usage_of_a_running_driver_stays_open(place, clock, make_lease):
     with Ledger.open(place, clock) as slow, Ledger.open(place, clock) as other:
         slow.leases.open(make_lease())
         slow.leases.attach("L1", "s1")
@@ -78,7 +78,7 @@ def test_usage_of_a_driver_from_before_a_reboot_is_closed_at_once(place, clock, 
 
 
 @pytest.mark.parametrize("host", ["here", "elsewhere"])
-def test_a_simulated_driver_does_not_end_what_a_real_one_runs(place, clock, make_lease, host):
+def test_a_simulated_driver_does_not_close_usages_of_a_real_driver(place, clock, make_lease, host):
     with Ledger.open(place) as real:
         real.leases.open(make_lease())
         real.leases.attach("L1", "s1")
@@ -100,7 +100,7 @@ def test_a_driver_whose_first_write_fails_can_write_after_it(ledger):
     assert rows_in(ledger)["driver"] == 1
 
 
-def test_drivers_in_threads_lose_and_repeat_nothing(place, make_lease):
+def test_drivers_in_threads_lose_and_duplicate_no_rows(place, make_lease):
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -124,7 +124,7 @@ def test_drivers_in_threads_lose_and_repeat_nothing(place, make_lease):
     assert len({e.key for e in events}) == 125
 
 
-def test_of_many_drivers_that_want_the_last_card_one_gets_it(place, make_lease):
+def test_one_of_many_concurrent_drivers_is_granted_the_last_card(place, make_lease):
     with Ledger.open(place) as first:
         first.leases.open(make_lease(cards=1))
         first.leases.attach("L1", "s1")
@@ -147,7 +147,7 @@ def test_of_many_drivers_that_want_the_last_card_one_gets_it(place, make_lease):
     assert sorted(outcomes) == ["but 0 of the 1 cards of lease L1 are free"] * 3 + ["got it"]
 
 
-def test_of_many_drivers_that_open_a_machine_one_does(place, make_lease):
+def test_one_of_many_concurrent_drivers_opens_the_lease_of_a_machine(place, make_lease):
     Ledger.open(place).close()
     barrier, outcomes = threading.Barrier(4), []
 
@@ -180,7 +180,7 @@ def test_one_ledger_is_shared_by_threads(ledger):
     assert [len(list(ledger.events.read(f"s{n}"))) for n in range(4)] == [20] * 4
 
 
-def test_a_stepped_wall_clock_bends_no_interval_and_is_written_down(leased, clock):
+def test_a_step_of_the_wall_clock_changes_no_interval_and_is_recorded(leased, clock):
     leased.usages.start(KEY, "s1", Decimal(1), {})
     clock.step_wall(-7200 * NS_PER_SECOND)
     clock.advance_seconds(30)
@@ -193,7 +193,7 @@ def test_a_stepped_wall_clock_bends_no_interval_and_is_written_down(leased, cloc
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_a_clock_that_is_set_by_an_hour_between_two_drivers_loses_and_repeats_no_time(place, make_lease, hours: int):
+def test_a_clock_set_by_an_hour_between_two_drivers_loses_and_duplicates_no_time(place, make_lease, hours: int):
     clock = FakeClock(boot="boot-1")
     with Ledger.open(place, clock) as killed:
         killed.leases.open(make_lease())
@@ -220,7 +220,7 @@ def test_a_clock_that_is_set_by_an_hour_between_two_drivers_loses_and_repeats_no
         assert after.leases.find()[0].to_ns == second.to_ns
 
 
-def test_a_clock_that_was_days_ahead_is_not_followed(place, make_lease):
+def test_a_clock_that_was_days_ahead_does_not_move_later_instants(place, make_lease):
     clock = FakeClock(boot="boot-1")
     right = clock.utc
     clock.step_wall(48 * 3600 * NS_PER_SECOND)

@@ -40,14 +40,14 @@ def price_row(price: str = "3.60", **changes: object) -> PriceRow:
 def seconds_billed(
     rule: BillingRule, seconds: float, ended: str | None = "user", purchase: str = "on_demand"
 ) -> Fraction:
-    """Seconds that a charge comes to, at 3.60 an hour (0.001 a second)."""
+    """The billed seconds of a charge at 3.60 an hour (0.001 a second)."""
     row = price_row(purchase=purchase)
     segments = charge(START, START + round(seconds * NS_PER_SECOND), rule=rule, prices=(row,), cards=1, ended=ended)  # type: ignore[arg-type]
     return Fraction(total(segments), PICO_PER_UNIT // 1000)
 
 
 GOLDEN = [
-    # provider, purchase, held seconds, ended by, billed seconds
+    # provider, purchase, leased seconds, ended by, billed seconds
     ("aws", "on_demand", 0, "user", 60),
     ("aws", "on_demand", 30, "user", 60),
     ("aws", "on_demand", 60, "user", 60),
@@ -84,13 +84,13 @@ GOLDEN = [
 ]
 
 
-@pytest.mark.parametrize(("provider", "purchase", "held", "ended", "billed"), GOLDEN)
-def test_each_row_of_the_billing_table_matches_the_providers_page(provider, purchase, held, ended, billed):
+@pytest.mark.parametrize(("provider", "purchase", "leased", "ended", "billed"), GOLDEN)
+def test_each_row_of_the_billing_table_matches_the_providers_page(provider, purchase, leased, ended, billed):
     rule = rule_for(RULES, provider, purchase)
-    assert seconds_billed(rule, held, ended, purchase) == billed
+    assert seconds_billed(rule, leased, ended, purchase) == billed
 
 
-def test_the_providers_rule_decides_whether_a_stopped_machines_disk_costs_money():
+def test_the_billing_rule_decides_whether_the_disk_of_a_stopped_machine_is_charged():
     rules = {(r.provider, r.purchases): r.storage_rule for r in RULES}
     assert all(rule == "while_stopped" for (p, _), rule in rules.items() if p in ("aws", "runpod", "lambda", "vast"))
     assert {rule for (p, _), rule in rules.items() if p.startswith("cn-")} == {"daily"}
@@ -113,13 +113,13 @@ def test_a_spot_price_that_changes_mid_run_is_charged_in_segments_of_instance_ho
     assert 4 * total(one) == 9_360_000_000_000
 
 
-def test_a_spot_price_holds_until_its_instance_hour_ends():
+def test_a_spot_price_applies_until_its_instance_hour_ends():
     first = price_row("1.00", per="machine_hour", purchase="spot")
     second = price_row("2.00", per="machine_hour", purchase="spot", valid_from="2026-11-01T10:30:00Z")
     rule = rule_for(RULES, "aws", "spot")
-    held = charge(START, START + 90 * 60 * NS_PER_SECOND, rule=rule, prices=(first, second), cards=1, ended="user")
-    assert [(s.to_ns - s.from_ns) // NS_PER_SECOND for s in held] == [3600, 1800]
-    assert total(held) == 2 * PICO_PER_UNIT
+    segments = charge(START, START + 90 * 60 * NS_PER_SECOND, rule=rule, prices=(first, second), cards=1, ended="user")
+    assert [(s.to_ns - s.from_ns) // NS_PER_SECOND for s in segments] == [3600, 1800]
+    assert total(segments) == 2 * PICO_PER_UNIT
     moment = charge(
         START,
         START + 90 * 60 * NS_PER_SECOND,
@@ -131,11 +131,11 @@ def test_a_spot_price_holds_until_its_instance_hour_ends():
 
 
 @pytest.mark.parametrize(
-    ("held", "ended", "billed"), [(3599, "provider", 0), (3601, "provider", 3601), (30, "user", 60)]
+    ("leased", "ended", "billed"), [(3599, "provider", 0), (3601, "provider", 3601), (30, "user", 60)]
 )
-def test_partial_spot_hours_are_free_only_when_the_provider_interrupts_in_the_first_hour(held, ended, billed):
+def test_partial_spot_hours_are_free_only_when_the_provider_interrupts_in_the_first_hour(leased, ended, billed):
     """ec2-user-guide#97."""
-    assert seconds_billed(rule_for(RULES, "aws", "spot"), held, ended, "spot") == billed
+    assert seconds_billed(rule_for(RULES, "aws", "spot"), leased, ended, "spot") == billed
 
 
 def test_waived_time_is_still_covered_by_a_segment_so_that_every_card_second_has_a_category():
@@ -148,7 +148,7 @@ def test_waived_time_is_still_covered_by_a_segment_so_that_every_card_second_has
     ]
 
 
-def test_what_a_rule_adds_is_billing_increment_and_not_machine_time():
+def test_time_added_by_a_billing_rule_is_billing_increment_and_not_machine_time():
     rule = rule_for(RULES, "lambda")
     machine, increment = charge(
         START, START + 61 * NS_PER_SECOND, rule=rule, prices=(price_row(),), cards=8, ended="user"
@@ -166,7 +166,7 @@ def test_own_hardware_costs_watts_times_the_price_of_energy():
     assert total(segments) == 63_175_000_000
 
 
-def test_an_hour_paid_ahead_keeps_the_price_at_which_it_began():
+def test_an_hour_paid_in_advance_keeps_the_price_at_its_start():
     rows = (price_row("1.00"), price_row("2.00", valid_from="2026-11-01T10:30:00Z"))
     segments = charge(
         START, START + 70 * 60 * NS_PER_SECOND, rule=rule_for(RULES, "cn-hourly"), prices=rows, cards=1, ended="user"
@@ -193,7 +193,7 @@ def test_an_increment_after_the_last_price_is_charged_at_the_last_price():
     assert total(segments) == 60 * PICO_PER_UNIT // 1000
 
 
-def test_prices_in_two_currencies_make_no_charge():
+def test_prices_in_two_currencies_are_refused():
     with pytest.raises(PriceError, match="one currency"):
         charge(START, START + 1, rule=RULES[0], prices=(price_row(), price_row(currency="CNY")), cards=1)
 
@@ -268,15 +268,15 @@ def price_series(draw, purchase: str = "spot") -> tuple[PriceRow, ...]:
 
 
 @given(rules, price_series(), durations, st.integers(0, 20 * HOUR * NS_PER_SECOND), endings, st.integers(1, 8))
-def test_a_charge_never_falls_as_time_goes_on(rule, prices, first, more, ended, cards):
+def test_a_charge_never_decreases_with_time(rule, prices, first, more, ended, cards):
     a = charge(START, START + first, rule=rule, prices=prices, cards=cards, ended=ended)
     b = charge(START, START + first + more, rule=rule, prices=prices, cards=cards, ended=ended)
     assert total(a) <= total(b)
 
 
 @given(rules, price_series(), durations, endings, st.integers(1, 8))
-def test_segments_cover_the_lease_without_gap_and_sum_to_the_floored_exact_total(rule, prices, held, ended, cards):
-    segments = charge(START, START + held, rule=rule, prices=prices, cards=cards, ended=ended)
+def test_segments_cover_the_lease_without_gap_and_sum_to_the_floored_exact_total(rule, prices, leased, ended, cards):
+    segments = charge(START, START + leased, rule=rule, prices=prices, cards=cards, ended=ended)
     at = START
     exact = Fraction(0)
     by_hash = {p.hash: p for p in prices}
@@ -291,17 +291,17 @@ def test_segments_cover_the_lease_without_gap_and_sum_to_the_floored_exact_total
             * (s.to_ns - s.from_ns)
             / (HOUR * NS_PER_SECOND)
         )
-    assert at >= START + held
-    assert all(s.to_ns <= START + held for s in segments if s.category == "machine")
+    assert at >= START + leased
+    assert all(s.to_ns <= START + leased for s in segments if s.category == "machine")
     assert total(segments) in (0, exact.__floor__())
 
 
 @given(price_series(), durations, durations, st.integers(1, 8))
-def test_past_segments_do_not_change_as_a_lease_goes_on(prices, held, more, cards):
+def test_past_segments_do_not_change_while_a_lease_continues(prices, leased, more, cards):
     rule = rule_for(RULES, "own")
     rule = replace(rule, spot_price_rule="moment")
-    before = charge(START, START + held // NS_PER_SECOND * NS_PER_SECOND, rule=rule, prices=prices, cards=cards)
-    after = charge(START, START + held // NS_PER_SECOND * NS_PER_SECOND + more, rule=rule, prices=prices, cards=cards)
+    before = charge(START, START + leased // NS_PER_SECOND * NS_PER_SECOND, rule=rule, prices=prices, cards=cards)
+    after = charge(START, START + leased // NS_PER_SECOND * NS_PER_SECOND + more, rule=rule, prices=prices, cards=cards)
     assert before[:-1] == after[: max(0, len(before) - 1)]
 
 
