@@ -65,8 +65,13 @@ class Scorer:
     Not thread-safe. Workers start at the first call that needs them.
     """
 
-    def __init__(self, spec: TaskSpec, user_scorer: str | None = None) -> None:
+    def __init__(
+        self, spec: TaskSpec, user_scorer: str | None = None, *, warm_up_seconds: float = START_SECONDS
+    ) -> None:
         """
+        Args:
+            warm_up_seconds: deadline of the first call of the scorer in a new worker.
+
         Raises:
             ConfigurationError: a weight for an unknown reward or a reward without weight, an invalid regular
                 expression, a deadline of 0, or no workers.
@@ -77,6 +82,7 @@ class Scorer:
         self._workers: list[_Worker] = []
         self._restarts: list[WorkerRestart] = []
         self._logged: set[str] = set()
+        self._warm_up_seconds = warm_up_seconds
         self._warm_up: str | None = None
         """An answer of the task, which a new worker scores before its deadlines count; None: no warm-up."""
         self._may_warm_up = user_scorer is not None or spec.scorer == "math_verify"
@@ -177,8 +183,9 @@ class Scorer:
         worker = self._start_cold()
         if self._warm_up is None:
             return worker
-        worker.send({"completion": self._warm_up, "answer": self._warm_up, "timeout_seconds": START_SECONDS})
-        if _wait([worker], {0: (0, time.monotonic() + START_SECONDS)})[0] is not None:
+        seconds = self._warm_up_seconds
+        worker.send({"completion": self._warm_up, "answer": self._warm_up, "timeout_seconds": seconds})
+        if _wait([worker], {0: (0, time.monotonic() + seconds)})[0] is not None:
             return worker
         worker.kill()
         self._may_warm_up, self._warm_up = False, None
