@@ -145,6 +145,7 @@ sweeps.forecast->sweeps.planning
 sweeps.journal->cost
 sweeps.journal->cost.ledger
 sweeps.journal->rl
+sweeps.journal->rl.checks
 sweeps.journal->sweeps.planning
 sweeps.machines->cost
 sweeps.machines->cost.charges
@@ -160,6 +161,7 @@ sweeps.planning->rl
 sweeps.planning->sweeps.config
 sweeps.protocol->cost
 sweeps.protocol->rl
+sweeps.protocol->rl.checks
 sweeps.protocol->rl.tasks
 sweeps.protocol->rl.trainers
 sweeps.protocol->sweeps.config
@@ -171,6 +173,7 @@ sweeps.report->cost.ledger
 sweeps.report->cost.prices
 sweeps.report->cost.reports
 sweeps.report->rl
+sweeps.report->rl.checks
 sweeps.report->rl.tasks
 sweeps.report->sweeps.config
 sweeps.report->sweeps.forecast

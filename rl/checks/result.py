@@ -1,19 +1,21 @@
-"""What a check of the preflight stage returns. A check is a pure function of what it is given, or it says what it ran.
+"""What a check of the preflight stage returns: its name, whether it passed, what was done and seen, what to change.
 
 Tested in tests/rl/checks/test_reward_probe.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["passed", "warned", "failed", "skipped"]
+_FROM_WORST: tuple[Status, ...] = ("failed", "warned", "passed")
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check: what was done and seen, and what to change."""
+    """One check."""
 
     name: str
     status: Status
@@ -26,7 +28,10 @@ class CheckResult:
     """Details that are shown as they are: a table, a rendered prompt, tokens with their loss mask."""
 
 
-def worst(results: tuple[CheckResult, ...] | list[CheckResult]) -> Status:
+def worst(results: Iterable[CheckResult]) -> Status:
     """The worst status; `skipped` only where nothing was checked."""
     found = {r.status for r in results}
-    return next((s for s in ("failed", "warned", "passed") if s in found), "skipped")
+    for status in _FROM_WORST:
+        if status in found:
+            return status
+    return "skipped"

@@ -25,7 +25,7 @@ QUESTIONS = 10
 """Questions that are probed; each has about 25 completions."""
 LISTED_ANSWERS = 40
 """Most answers in the list of all answers."""
-CHANCE = 0.2
+CHANCE = 0.4
 """Share of the questions on which a completion without the answer may be correct by chance: a copied prompt may end in
 the number that is the answer."""
 AS_GOOD = 0.9

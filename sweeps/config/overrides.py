@@ -55,7 +55,7 @@ def groups() -> list[str]:
 def options(group: str) -> list[str]:
     """The choices of a group. A file whose name begins with an underscore has keys that the others share."""
     found = sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml") if not p.stem.startswith("_"))
-    return sorted(found, key=["smoke", "single", "multi"].index) if group == "stage" else found
+    return sorted(found, key=["preflight", "smoke", "single", "multi"].index) if group == "stage" else found
 
 
 def about(group: str, option: str) -> str:

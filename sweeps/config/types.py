@@ -30,7 +30,7 @@ LrScaling = Literal["hold", "sqrt", "linear", "clip_frac"]
 class StageConfig:
     """One stage of the protocol: its length, the cards it needs, and its neighbours."""
 
-    name: Literal["smoke", "single", "multi"]
+    name: Literal["preflight", "smoke", "single", "multi"]
     steps: int
     """Rollout batches per trial."""
     min_cards: int
@@ -39,6 +39,8 @@ class StageConfig:
     """The stage below, whose gate must be open; empty for the first stage."""
     next_stage: str
     """The stage whose command is printed when the gate opens; empty for the last stage."""
+    preflight: bool = False
+    """Check reward and questions before anything is billed, unless this recipe has passed the preflight."""
 
 
 @dataclass(frozen=True)

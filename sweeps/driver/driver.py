@@ -28,7 +28,7 @@ from cost.secrets import mask_secrets
 from rl.spec import Stop, StopKind
 from sweeps.config.build import canonical
 from sweeps.config.types import ConfigError, SweepConfig
-from sweeps.driver import deadman
+from sweeps.driver import deadman, preflight
 from sweeps.driver.background import BackgroundServices, deliver_backlog
 from sweeps.driver.context import DriverContext
 from sweeps.driver.controller import SweepController
@@ -101,8 +101,10 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
     Raises:
         ConfigError: found before anything was started, written or billed.
     """
-    console = make_console()
     typed = [mask_secrets(override) for override in typed]
+    if cfg.stage.name == "preflight":
+        return preflight.run(cfg, typed)
+    console = make_console()
     inputs = read_inputs(cfg)
     cfg = replace(cfg, content=inputs.content)
     plan = make_plan(cfg)
@@ -135,6 +137,8 @@ def run(cfg: SweepConfig, typed: Sequence[str] = ()) -> int:
         cards = None if cfg.machine.up else stack.enter_context(_cards(cfg, sweep))
         check_can_run(cfg, plan, console, pricing.per_hour_text)
         if step_up.problem:
+            return EXIT_GATE
+        if selected is None and not preflight.passes_before_smoke(cfg, plan, inputs, console):
             return EXIT_GATE
         # The model may be on this host only now.
         if (time is None or time.rough) and (found := calibrated(cfg, plan, console.print)):

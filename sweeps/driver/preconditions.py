@@ -32,7 +32,7 @@ def check_can_run(cfg: SweepConfig, plan: Plan, console: Console, per_hour: str 
     Raises:
         ConfigError: what is wrong, where, and what would be right.
     """
-    _check_writable(Path(cfg.paths.root))
+    check_writable(Path(cfg.paths.root))
     try:
         check_bucket(cfg.storage)
     except BucketError as error:
@@ -67,7 +67,8 @@ def _check_cuda_devices(cfg: SweepConfig, per_hour: str) -> None:
         )
 
 
-def _check_writable(root: Path) -> None:
+def check_writable(root: Path) -> None:
+    """Raises ConfigError where nothing can be written below `root`."""
     existing = root.absolute()
     while not existing.exists():
         existing = existing.parent

@@ -62,6 +62,12 @@ def read_inputs(cfg: SweepConfig) -> TrialInputs:
     return TrialInputs(tasks, models, content, tuple(dict.fromkeys(problems)))
 
 
+def inputs_of(spec: TrialSpec, inputs: TrialInputs) -> tuple[Any, Any]:
+    """(the `Task` of a trial, its tokenizer); None where they could not be read yet."""
+    model = inputs.models.get(_key(spec.model, spec.task))
+    return inputs.tasks.get(_key(spec.task)), None if model is None else model.tokenizer
+
+
 def trial_problems(cfg: SweepConfig, plan: Plan, inputs: TrialInputs) -> list[str]:
     """Everything that the trials of `plan` would refuse, each problem once, with its key and what would be right."""
     found = list(inputs.problems)

@@ -31,7 +31,7 @@ MACHINES = {
     "p5": ("aws", "aws-p5.48xlarge", "us-east-1", "on_demand", 8),
 }
 # Steps of a trial; trials of the plan; cards of a trial, None for all of the machine.
-STAGES = {"smoke": (20, 3, 1), "single": (200, 4, 1), "multi": (200, 3, None)}
+STAGES = {"preflight": (20, 1, 1), "smoke": (20, 3, 1), "single": (200, 4, 1), "multi": (200, 3, None)}
 
 
 def test_the_tables_of_this_test_cover_every_stage_and_every_machine() -> None:
@@ -65,6 +65,17 @@ def test_every_stage_composes_with_every_machine_to_the_values_that_cost_money(s
     assert len(make_plan(cfg).trials) == trials
     assert cfg.budget.sweep_limit is None
     assert cfg.budget.allow_unpriced is False
+
+
+@pytest.mark.parametrize("model", options("model"))
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_composes_with_every_model(stage: str, model: str, tmp_path: Path) -> None:
+    path = [f"model.path={tmp_path}"] if model == "hf" else []
+    cfg = compose([f"+stage={stage}", f"model={model}", *path])
+    assert (cfg.stage.name, cfg.model.kind) == (stage, model)
+    assert cfg.stage.preflight is (stage == "smoke")
+    spec = trial_spec(cfg, make_plan(cfg).trials[0], attempt=1, sweep_dir=tmp_path)
+    assert spec.model == cfg.model
 
 
 @pytest.mark.parametrize("machine", MACHINES)

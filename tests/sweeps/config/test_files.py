@@ -72,7 +72,7 @@ def test_the_stages_follow_each_other_up_the_ladder() -> None:
     following = {
         n: yaml.safe_load((CONF_DIR / f"stage/{n}.yaml").read_text())["stage"]["next_stage"] for n in options("stage")
     }
-    assert following == {"smoke": "single", "single": "multi", "multi": ""}
+    assert following == {"preflight": "smoke", "smoke": "single", "single": "multi", "multi": ""}
     assert tuple(following) == typing.get_args(typing.get_type_hints(StageConfig)["name"])
 
 
