@@ -105,7 +105,7 @@ def passes_before_smoke(cfg: SweepConfig, plan: Plan, inputs: TrialInputs, conso
     result = _recorded(cfg, "reward and questions", results)
     if shown := [r for r in results if r.status in ("warned", "failed")]:
         print_checks(console, shown)
-    console.print(f"  preflight: reward and questions: {totals(results)} ({COMMAND} +stage=preflight runs all checks)")
+    console.print(f"  preflight: reward and questions: {totals(results)}")
     if not result.passed:
         names = ", ".join(r.name for r in results if r.status == "failed")
         console.print(

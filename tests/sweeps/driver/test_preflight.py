@@ -12,13 +12,23 @@ from cost.ledger.ledger import Ledger
 from rl.tasks.task import Question, Task
 from sweeps.config.build import canonical, compose
 from sweeps.config.types import ConfigError, SweepConfig
-from sweeps.driver import preflight
+from sweeps.driver import driver, preflight
 from sweeps.driver.driver import EXIT_GATE, EXIT_OK, run
 from sweeps.driver.trial_check import read_inputs
+from sweeps.journal.journal import sweep_ids
 from sweeps.journal.preflight_results import results_of
 from sweeps.planning.plan import make_plan
 from sweeps.protocol.promotion import recipe_hash
+from tests.rl.model_folders import tokenizer_files, write_config
 
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
 ANYWHERE = """
 def questions():
     return [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(10) for b in range(10)], scorer
@@ -132,6 +142,23 @@ def test_a_smoke_of_a_cheatable_reward_is_refused_and_can_be_forced(
     assert not passes
     assert "Gate:     closed: preflight: reward probe; stage.preflight=false starts without it" in printed
     assert smoke(ANYWHERE, "stage.preflight=false")[1]
+
+
+def test_a_smoke_of_a_cheatable_reward_ends_before_a_lease_is_opened(
+    tmp_path: Path, a_task: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(tmp_path / "model", "llama", SMALL)
+    tokenizer_files(tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_bytes(b"")  # the weights are not read before the first trial
+    monkeypatch.setenv("GRPO_LADDER_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setattr(driver, "plan_time", lambda *_: None)
+    typed = ("task=module", a_task(ANYWHERE), "model=hf", "model.path=model", "rollout.max_completion_tokens=16")
+    cfg = configured(tmp_path, *typed, stage="smoke")
+    assert run(cfg) == EXIT_GATE
+    assert "Gate:     closed: preflight: reward probe" in capsys.readouterr().out
+    with Ledger.open(cfg.database) as ledger:
+        assert ledger.leases.find() == []
+        assert sweep_ids(ledger) == []
 
 
 def test_a_simulated_smoke_checks_nothing(tmp_path: Path) -> None:
