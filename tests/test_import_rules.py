@@ -146,6 +146,7 @@ sweeps.journal->cost
 sweeps.journal->cost.ledger
 sweeps.journal->rl
 sweeps.journal->rl.checks
+sweeps.journal->rl.trainers
 sweeps.journal->sweeps.planning
 sweeps.machines->cost
 sweeps.machines->cost.charges
@@ -197,6 +198,7 @@ sweeps.search->sweeps.planning
 sweeps.storage->cost
 sweeps.storage->cost.copies
 sweeps.storage->cost.ledger
+sweeps.storage->cost.prices
 sweeps.storage->rl
 sweeps.storage->rl.trainers
 sweeps.storage->sweeps.config

@@ -10,6 +10,7 @@ import typer
 from sweeps.cli.common import DEFAULT_ROOT, Db, Json, Root, chosen, echo, open_ledger, print_json
 
 if TYPE_CHECKING:
+    from rl.trainers.logs import ImportedRun
     from sweeps.protocol.diagnosis.finding import Diagnosis
 
 Diagnoses = list[tuple[str, "Diagnosis"]]
@@ -50,7 +51,6 @@ def _of_log(path: Path, trainer: str) -> tuple[str, Diagnoses]:
     from rl.trainers.logs import TRAINERS, LogError, read_run
     from sweeps.protocol.curve_sources import run_of_log
     from sweeps.protocol.diagnosis.diagnose import diagnose as judge
-    from sweeps.report.diagnosis_text import wrapped
 
     name = {"jsonl": "generic"}.get(trainer, trainer)
     if name not in ("auto", *TRAINERS):
@@ -61,21 +61,30 @@ def _of_log(path: Path, trainer: str) -> tuple[str, Diagnoses]:
     except (LogError, ValueError) as error:
         echo(str(error), err=True)
         raise typer.Exit(2) from error
+    return _title(path, log), [(path.name, judge(curves))]
+
+
+def _title(source: Path | str, log: ImportedRun) -> str:
+    """What the log is, and what a reader of its curves has to know."""
+    from sweeps.report.diagnosis_text import wrapped
+
     notes = [line for note in log.notes for line in wrapped("Note:", note.text, "  ")]
-    title = "\n".join([f"{path}: {log.format}, names of {log.trainer}, {log.steps} steps", *notes])
-    return title, [(path.name, judge(curves))]
+    return "\n".join([f"{source}: {log.format}, names of {log.trainer}, {log.steps} steps", *notes])
 
 
 def _of_sweep(sweep: str, trial: str | None, root: Path, db: str | None) -> tuple[str, Diagnoses]:
     from cost.records import LedgerError
     from sweeps.journal.journal import decisions, replay
     from sweeps.journal.trial_reports import trial_reports
-    from sweeps.protocol.curve_sources import run_of_trial
+    from sweeps.protocol.curve_sources import run_of_log, run_of_trial
     from sweeps.protocol.diagnosis.diagnose import diagnose as judge
 
     with open_ledger(root, db) as ledger:
         sweep_id = chosen(ledger, sweep)
         record = replay(sweep_id, decisions(ledger, sweep_id))
+        if record.imported is not None:
+            run = record.imported.run
+            return f"{sweep_id}: {_title(record.imported.source, run)}", [(sweep_id, judge(run_of_log(run)))]
         if trial is not None and trial not in record.trials:
             raise LedgerError(f"{sweep_id} has no trial {trial!r}; it has: {', '.join(record.trials)}")
         found: Diagnoses = []

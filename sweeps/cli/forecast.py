@@ -235,6 +235,7 @@ def _print_score(root: Path, db: str | None, as_json: bool) -> None:
 
     with open_ledger(root, db) as ledger:
         records = [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
+        records = [record for record in records if record.imported is None]
         count, rows = scored(ledger, records, PriceBook.load(CONF_DIR / "pricing"))
         made = len(stored_forecasts(ledger))
     if as_json:

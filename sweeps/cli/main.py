@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sweeps.cli import diagnose, forecast, transfer
+from sweeps.cli import diagnose, forecast, import_log, transfer
 from sweeps.cli.common import (
     DEFAULT_ROOT,
     Db,
@@ -130,14 +130,14 @@ def track(
     """Deliver new journal events to MLflow. Repeatable."""
     from cost.commands import command_text
     from cost.secrets import is_masked, mask_secrets
-    from sweeps.journal.journal import load, sweep_ids
+    from sweeps.journal.journal import sweep_ids
     from sweeps.report.mlflow_store import default_uri
-    from sweeps.report.mlflow_sync import MlflowSync, first_line
+    from sweeps.report.mlflow_sync import MlflowSync, first_line, tracking_of
 
     without_password: dict[str, list[str]] = {}
     with open_ledger(root, db) as ledger:
         for sweep_id in sweep_ids(ledger) if sweep == "all" else [chosen(ledger, sweep)]:
-            tracking = load(ledger, sweep_id).config["tracking"]
+            tracking = tracking_of(ledger, sweep_id)
             where = uri or tracking["uri"] or default_uri(root)
             if uri is None and is_masked(where):
                 without_password.setdefault(where, []).append(sweep_id)
@@ -318,5 +318,6 @@ def _now() -> str:
 
 
 diagnose.add_to(app)
+import_log.add_to(app)
 forecast.add_to(app)
 transfer.add_to(app)

@@ -30,7 +30,7 @@ MAX_SWEEPS_OF_A_PLAN = 100_000
 
 
 def earlier_sweeps(cfg: SweepConfig) -> list[SweepRecord]:
-    """Every sweep in the ledger, oldest first; none where there is no ledger yet.
+    """Every sweep in the ledger, without imported runs, oldest first; none where there is no ledger yet.
 
     Raises:
         ConfigError: the ledger cannot be read.
@@ -39,7 +39,8 @@ def earlier_sweeps(cfg: SweepConfig) -> list[SweepRecord]:
         return []
     try:
         with Ledger.open(cfg.database, create=False, read_only=True) as ledger:
-            return [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
+            records = [load(ledger, sweep_id) for sweep_id in sweep_ids(ledger)]
+            return [record for record in records if record.imported is None]
     except NoLedgerError:
         return []
     except StoreError as error:

@@ -18,12 +18,14 @@ import msgspec
 from cost.money import Money
 from cost.records import NewEvent, StoredEvent
 from rl.codec import from_json, message_from_json, to_json
+from rl.trainers.logs.run import ImportedRun
 from sweeps.journal.events import (
     AttemptStarted,
     CommandSent,
     JournalEvent,
     MessagesReported,
     RuleStopped,
+    RunImported,
     TrialSummarised,
 )
 from sweeps.journal.messages import RecordedMessage
@@ -83,6 +85,7 @@ def _money(text: str | None) -> Money | None:
 _CONVERTED: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     AttemptStarted: ("reserved", _money_text, _money),
     RuleStopped: ("not_spent", _money_text, _money),
+    RunImported: ("run", to_json, functools.partial(from_json, ImportedRun)),
     CommandSent: ("command", to_json, message_from_json),
     TrialSummarised: ("summary", to_json, functools.partial(from_json, TrialSummary)),
 }

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cost.money import Money, money_text
 from rl.spec import Command
+from rl.trainers.logs.run import ImportedRun
 from sweeps.journal.messages import RecordedMessage
 from sweeps.journal.outcomes import AttemptOutcome, DriverEnd
 from sweeps.journal.trial_summary import TrialSummary
@@ -82,6 +83,22 @@ class SearchEnded:
     @property
     def key(self) -> str:
         return f"search_ended:{self.trials}"
+
+
+@dataclass(frozen=True)
+class RunImported:
+    """The log of a run that another trainer made, as its only content: such a sweep has no plan and no trials."""
+
+    kind: ClassVar[str] = "run_imported"
+    source: str
+    """Name of the file."""
+    content_hash: str
+    """SHA-256 of the file's bytes."""
+    machine: str
+    """Name of the machine's configuration; empty: not given."""
+    run: ImportedRun
+
+    key: ClassVar[str] = "run_imported"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -375,6 +392,7 @@ JournalEvent = (
     SweepPlanned
     | TrialProposed
     | SearchEnded
+    | RunImported
     | DriverStarted
     | DriverEnded
     | OperatorRequest

@@ -29,6 +29,7 @@ from sweeps.journal.events import (
     OperatorRequest,
     RetryPlanned,
     RuleStopped,
+    RunImported,
     SearchEnded,
     SweepPlanned,
     TrialProposed,
@@ -167,6 +168,8 @@ class SweepRecord:
     trials: dict[str, TrialRecord] = field(default_factory=dict)
     proposals: int = 0
     """Trials that the search proposes in all; 0 where the whole plan was known from the start."""
+    imported: RunImported | None = None
+    """The run of another trainer; such a sweep has no plan, no trials and no gate. None: the sweep is one of ours."""
     gate: GateVerdict | None = None
     lease_ids: list[str] = field(default_factory=list)
     ended: DriverEnd | None = None
@@ -262,6 +265,9 @@ class SweepRecord:
                 self.stage, self.machine, self.config = event.stage, event.machine, event.config
                 self.plan_digest, self.planned_ns, self.proposals = event.plan_digest, at_ns, event.proposals
                 self.trials |= {trial.trial_id: TrialRecord(trial) for trial in event.trials}
+            case RunImported():
+                self.imported, self.planned_ns = event, at_ns
+                self.stage, self.machine = "imported", event.machine
             case TrialProposed():
                 self.trials[event.trial.trial_id] = TrialRecord(event.trial)
             case SearchEnded():

@@ -26,6 +26,7 @@ from sweeps.journal.events import (
     GateVerdict,
     MessagesReported,
     RuleStopped,
+    RunImported,
     SweepPlanned,
     TrialProposed,
 )
@@ -132,6 +133,8 @@ class MlflowSync:
                     self._message(recorded, metrics)
             case SweepPlanned():
                 self._plan(event, at_ms)
+            case RunImported():
+                self._import(event, at_ms, metrics)
             case DriverStarted():
                 self._client.update_run(self._parent_run(), "RUNNING")
             case AttemptStarted():
@@ -205,6 +208,19 @@ class MlflowSync:
             self._parent = run.info.run_id
         # Also for a run that exists: the process that created it may have died before it set them.
         self._params(self._parent, _flat(plan.config))
+
+    def _import(self, event: RunImported, at_ms: int, metrics: dict[str, list[Any]]) -> None:
+        """The run of another trainer: one MLflow run with the curves of the steps that count."""
+        run = event.run
+        if self._parent is None:
+            tags = {"sweep_id": self._sweep_id, "stage": "imported", "trainer": run.trainer, "source": event.source}
+            created = self._client.create_run(self.experiment_id, at_ms, tags, run_name=self._sweep_id)
+            self._parent = created.info.run_id
+        self._params(self._parent, run.facts.known())
+        for row in run.lineage:
+            self._add(self._parent, row.curves(), row.step, at_ms, metrics)
+        for evaluation in run.evaluations:
+            self._add(self._parent, {f"eval_{evaluation.name}": evaluation.value}, evaluation.step, at_ms, metrics)
 
     def _trial(self, ledger: Ledger, trial_id: str, at_ms: int) -> str:
         """The run of a trial that starts at `at_ms`, with the configuration at its point; the run's id."""
@@ -288,11 +304,17 @@ class MlflowSync:
                     self.refused[entry.key] = first_line(single)
 
 
-def load_plan(ledger: Ledger, sweep_id: str) -> SweepPlanned:
-    """The plan of a sweep, which is its first event."""
+IMPORTED_TRACKING: Mapping[str, Any] = {"uri": None, "experiment": "grpo-ladder"}
+"""Where imported runs go: they have no configuration of their own."""
+
+
+def tracking_of(ledger: Ledger, sweep_id: str) -> Mapping[str, Any]:
+    """The configuration's `tracking` of a sweep, from its first event."""
     first = decode(next(sweep_events(ledger, sweep_id)))
+    if isinstance(first, RunImported):
+        return IMPORTED_TRACKING
     assert isinstance(first, SweepPlanned)
-    return first
+    return first.config["tracking"]
 
 
 class _RunDeletedError(Exception):

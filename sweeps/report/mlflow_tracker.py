@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cost.secrets import mask_secrets
 from sweeps.journal.journal import sweep_ids
 from sweeps.report.mlflow_store import load_mlflow
-from sweeps.report.mlflow_sync import MlflowSync, first_line, load_plan
+from sweeps.report.mlflow_sync import MlflowSync, first_line, tracking_of
 
 if TYPE_CHECKING:
     from cost.ledger.ledger import Ledger
@@ -95,7 +95,7 @@ class MlflowTracker:
         for sweep_id in reversed(sweep_ids(ledger)[-EARLIER_SWEEPS:]):
             if self._closing.is_set():
                 return
-            tracking = load_plan(ledger, sweep_id).config["tracking"]
+            tracking = tracking_of(ledger, sweep_id)
             if sweep_id == self._sweep_id or tracking["uri"] not in (None, mask_secrets(self._uri)):
                 continue
             sync = MlflowSync(self._uri, tracking["experiment"], self._artifacts, sweep_id)

@@ -39,6 +39,7 @@ from sweeps.journal.events import (
     OperatorRequest,
     RetryPlanned,
     RuleStopped,
+    RunImported,
     SearchEnded,
     SweepPlanned,
     TrialProposed,
@@ -149,6 +150,9 @@ def event_text(event: JournalEvent) -> str:
         case SweepPlanned():
             count = len(event.trials) + event.proposals
             return f"planned: {count} trials of stage {event.stage} on {event.machine}"
+        case RunImported():
+            run = event.run
+            return f"imported {event.source}: {run.format}, names of {run.trainer}, {run.steps} steps"
         case TrialProposed():
             trial = event.trial
             return f"proposed: {trial.prompts_per_step}x{trial.group_size} {','.join(trial.names)}, lr {trial.lr:.3g}"

@@ -10,6 +10,7 @@ import pytest
 from cost.ledger.ledger import Ledger
 from cost.money import Money
 from rl.spec import SetLr, Stop, StopKind
+from rl.trainers.logs import Evaluation, Facts, ImportedRun, Note, Row
 from sweeps.config.build import canonical, compose
 from sweeps.journal.event_codec import KINDS, decode, encode, messages_in
 from sweeps.journal.events import (
@@ -27,6 +28,7 @@ from sweeps.journal.events import (
     OperatorRequest,
     RetryPlanned,
     RuleStopped,
+    RunImported,
     SearchEnded,
     SweepPlanned,
     TrialProposed,
@@ -45,6 +47,14 @@ def a_summary() -> TrialSummary:
     for message in (an_evaluation(0, correct=3), a_step(1), a_step(2, grad_norm=math.inf), an_evaluation(2, correct=9)):
         summary.add(message)
     return summary
+
+
+def an_imported_run() -> ImportedRun:
+    rows = (Row(step=1, reward=-0.5, grad_norm=math.inf, rewards={"format": 1.0}), Row(step=2, attempt=2))
+    notes = (Note("cut", "the file ends inside a line", None),)
+    return ImportedRun(
+        "trl", "JSON", rows, (Evaluation(0, "math", 0.25, "acc"),), Facts(group_size=8), notes, 3.5, ("x",)
+    )
 
 
 def events() -> list[JournalEvent]:
@@ -66,6 +76,7 @@ def events() -> list[JournalEvent]:
         CommandSent("t1", 1, 7, 3, SetLr(1.5e-5)),
         CommandSent("t1", 1, 8, 3, Stop(StopKind.PRUNED, "low accuracy")),
         RuleStopped("t1", 1, "reward collapsed", "mean of reward is 0", 60, 140, Money.parse("0.10 USD")),
+        RunImported("a.log", "0" * 64, "h100", an_imported_run()),
         AttemptEnded("t1", 1, AttemptOutcome.OUT_OF_MEMORY, "too large", 3, None),
         TrialSummarised("t1", 1, 9, a_summary()),
         RetryPlanned("t1", 1, 10**18, "out of memory", 512, forgive=True),
