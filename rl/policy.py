@@ -24,6 +24,7 @@ from rl.attention import packed_masks
 from rl.layout import MicroBatch
 from rl.logprobs import token_logprobs
 from rl.precision import choose_precision
+from rl.ranks import whole
 from rl.spec import ConfigurationError, ModelSpec, TrainerSpec
 
 _NOISE = re.compile(r"drop|jitter")
@@ -82,6 +83,15 @@ class Policy:
         The projection to the vocabulary runs only for positions that predict a completion token. Log-probabilities are
         differentiable, entropies are not.
         """
+        sharded = getattr(self.model, "sharded_forward", None)  # set by rl.parallel.shard
+        if sharded is not None:
+            return sharded(self, batch, temperature)
+        return self.forward_on_whole_weights(batch, temperature)
+
+    def forward_on_whole_weights(
+        self, batch: MicroBatch, temperature: float
+    ) -> tuple[Float[Tensor, "sequences width"], Float[Tensor, "sequences width"]]:
+        """`forward`, where the weights of the embeddings and of the projection to the vocabulary are not sharded."""
         batch = batch.to(self.device)
         with self.compute():
             hidden = self.backbone(
@@ -177,12 +187,15 @@ class Policy:
 
     @torch.no_grad()
     def copy_trained_from(self, trained: Policy) -> None:
-        """Update this frozen copy from `trained`, the policy that it was copied from."""
+        """Update this frozen copy from `trained`, the policy that it was copied from.
+
+        All ranks must call this at the same time where `trained` is sharded.
+        """
         own = dict(self.model.named_parameters())
         for name, parameter in trained.parameters():
-            own[name].copy_(parameter)
+            own[name].copy_(whole(parameter))
         if _is_tied(trained.model) and not _is_tied(self.model):
-            _head(self.model).weight.copy_(_head(trained.model).weight)
+            _head(self.model).weight.copy_(whole(_head(trained.model).weight))
 
 
 def autocast(device: torch.device, bf16: bool) -> contextlib.AbstractContextManager[Any]:

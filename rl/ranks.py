@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -50,3 +50,24 @@ class ProcessGroup:
 
     def max_(self, tensor: Tensor) -> None:
         self._dist.all_reduce(tensor, op=self._dist.ReduceOp.MAX)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether `tensor` is distributed over ranks (FSDP), so that this process has a part of it."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """`tensor`; a sharded one is gathered. All ranks must gather the same tensors in the same order."""
+    gathered: Any = tensor
+    return gathered.full_tensor() if is_sharded(tensor) else tensor
+
+
+def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """`tensor`, which is whole, distributed over ranks in the way in which `other` is distributed."""
+    if not is_sharded(other):
+        return tensor.to(other.device)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(other, DTensor)
+    return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)

@@ -80,6 +80,7 @@ rl.checks->rl.tasks
 rl.memory->rl
 rl.models->rl
 rl.models->rl.tasks
+rl.parallel->rl
 rl.rollout->rl
 rl.tasks->rl
 rl.trainers->rl

@@ -41,6 +41,9 @@ class Sampling:
     """Largest number of tokens of a completion."""
     seed: int
     """The same prompts with the same seed give the same completions."""
+    first_prompt: int = 0
+    """Number of the first prompt of the call. A prompt draws from the stream of its number, so a call on a part of some
+    prompts gives the completions of the call on all of them."""
 
 
 class RolloutEngine(Protocol):

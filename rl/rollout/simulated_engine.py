@@ -57,7 +57,7 @@ class SimulatedEngine:
         if sampling.temperature == 0:
             drawn = np.full(sampling.max_tokens, int(logprobs.argmax()))
         else:
-            random = np.random.default_rng(derived_seed(sampling.seed, prompt, sample))
+            random = np.random.default_rng(derived_seed(sampling.seed, sampling.first_prompt + prompt, sample))
             p = np.exp(logprobs)
             drawn = random.choice(len(p), size=sampling.max_tokens, p=p / p.sum())
         ids: list[int] = []

@@ -68,11 +68,11 @@ class TransformersEngine:
         check_prompts(prompts, self._spec.max_prompt_tokens)
         completions: list[Completion] = []
         for batch in batches_of_prompts(len(prompts), sampling.n, self._spec.max_batch_completions):
-            completions += self._sample([prompts[i] for i in batch], batch.start, sampling)
+            completions += self._sample([prompts[i] for i in batch], sampling.first_prompt + batch.start, sampling)
         return [completions[i : i + sampling.n] for i in range(0, len(completions), sampling.n)]
 
     def _sample(self, prompts: Sequence[Sequence[int]], first: int, sampling: Sampling) -> list[Completion]:
-        """n completions for each prompt. `first` is the index of the first prompt within the call of `generate`."""
+        """n completions for each prompt. `first` is the number of the first prompt (`Sampling.first_prompt`)."""
         device, n = self._policy.device, sampling.n
         batch = _new_batch(range(first, first + len(prompts)), sampling, device)
         eos = torch.tensor(sorted(self._policy.eos_ids), device=device)
@@ -121,7 +121,7 @@ class TransformersEngine:
 
 
 def _new_batch(prompts: range, sampling: Sampling, device: torch.device) -> _Batch:
-    """A batch without tokens: `sampling.n` rows for each prompt, numbered within the call of `generate`."""
+    """A batch without tokens: `sampling.n` rows for each of the prompts with these numbers."""
     uniforms = [
         np.random.default_rng([sampling.seed, prompt, k]).random(sampling.max_tokens)
         for prompt in prompts

@@ -104,7 +104,7 @@ class VllmEngine:
         check_prompts(prompts, self._spec.max_prompt_tokens)
         completions: list[list[Completion]] = []
         for batch in batches_of_prompts(len(prompts), sampling.n, self._spec.max_batch_completions):
-            with self._seeded(derived_seed(sampling.seed, batch.start)):
+            with self._seeded(derived_seed(sampling.seed, sampling.first_prompt + batch.start)):
                 outputs = self._llm.generate(
                     [{"prompt_token_ids": list(prompts[i])} for i in batch],
                     [
@@ -112,7 +112,9 @@ class VllmEngine:
                             n=sampling.n,
                             temperature=sampling.temperature,
                             max_tokens=sampling.max_tokens,
-                            seed=derived_seed(sampling.seed, i) % 2**31 if self._seed_requests else None,
+                            seed=derived_seed(sampling.seed, sampling.first_prompt + i) % 2**31
+                            if self._seed_requests
+                            else None,
                             stop_token_ids=sorted(self._eos_ids),
                             logprobs=0,
                             detokenize=False,

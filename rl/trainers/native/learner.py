@@ -24,7 +24,7 @@ from rl.layout import MicroBatch, Sequences, micro_batches, packing_is_faster
 from rl.losses import policy_loss
 from rl.phases import PhaseClock
 from rl.policy import Policy
-from rl.ranks import Ranks
+from rl.ranks import Ranks, is_sharded, sharded_like, whole
 from rl.rollout.engine import Completion
 from rl.schedule import lr_factor
 from rl.spec import AlgorithmSpec, TrainerSpec, TrialError, UpdateCurves
@@ -111,6 +111,7 @@ class Learner:
         self._temperature = temperature
         self._total_updates = total_updates
         self._ranks = ranks
+        self._sharded = any(is_sharded(p) for _, p in policy.parameters())
         self.optimizer = _adamw(policy, algorithm)
 
     def learn(self, groups: Sequence[Group], clock: PhaseClock, check_ratio: bool = False) -> LearnedStep:
@@ -160,12 +161,13 @@ class Learner:
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """The optimiser's state: one part per kind (moments, step counts), each with tensors by parameter name.
 
+        Sharded tensors are gathered, so all ranks must call this at the same time.
         Parts are separate because storing a part copies it: one part for all would need twice the model's memory.
         """
         parts: dict[str, dict[str, Tensor]] = {}
         for name, parameter in self.policy.parameters():
             for kind, value in self.optimizer.state[parameter].items():
-                parts.setdefault(f"{_OPTIMIZER}{kind}", {})[name] = value
+                parts.setdefault(f"{_OPTIMIZER}{kind}", {})[name] = whole(value)
         return parts
 
     def load_state_dict(self, parts: Mapping[str, Mapping[str, Tensor]], updates_done: int, base_lr: float) -> None:
@@ -179,10 +181,17 @@ class Learner:
             if part.startswith(_OPTIMIZER):
                 for name, value in tensors.items():
                     kind, parameter = part.removeprefix(_OPTIMIZER), parameters[name]
-                    self.optimizer.state[parameter][kind] = value.to(parameter.device)
+                    is_moment = value.shape == parameter.shape
+                    self.optimizer.state[parameter][kind] = (
+                        sharded_like(value, parameter) if is_moment else value.to(parameter.device)
+                    )
 
     def _prepare(self, groups: Sequence[Group], part: range) -> list[_PreparedMicroBatch]:
-        """The micro-batches of this rank of the groups in `part`; possibly none."""
+        """The micro-batches of this rank of the groups in `part`; possibly none.
+
+        With sharded weights all ranks run the same number of passes. A rank with fewer micro-batches then gets some of
+        another rank's, without loss tokens.
+        """
         chosen = [groups[i] for i in part]
         flat = [c for g in chosen for c in g.completions]
         first = part.start * len(groups[0].completions) if part else 0
@@ -192,12 +201,16 @@ class Learner:
             packing = packing_is_faster(sequences, tokens, self.policy.pair_cost)
         laid_out = micro_batches(sequences, tokens, packing, self.policy.pad_id)
         micros = []
-        for batch in laid_out[self._ranks.rank :: self._ranks.size]:
+        own = laid_out[self._ranks.rank :: self._ranks.size]
+        missing = len(laid_out[:: self._ranks.size]) - len(own) if self._sharded else 0
+        for batch, is_own in [*((b, True) for b in own), *((b, False) for b in laid_out[:1] * missing)]:
             mask = batch.completion_mask()
             sampler = torch.zeros(mask.shape)
             sampler[mask] = torch.tensor([x for s in batch.sequences for x in flat[s].logprobs])
             truncated = torch.tensor([flat[s].truncated for s in batch.sequences])
             loss_mask = make_loss_mask(mask, truncated, self._algorithm, sampler)
+            if not is_own:
+                loss_mask, mask = torch.zeros_like(loss_mask), torch.zeros_like(mask)
             rows = torch.tensor(batch.sequences) + first
             device = self.policy.device
             micros.append(
@@ -233,7 +246,12 @@ class Learner:
         rows = [Sequences(groups[i // size].prompt, (groups[i // size].completions[i % size].ids,)) for i in numbers]
         tokens = max(1, self._trainer.micro_batch_tokens // 2)
         found: dict[int, Tensor] = {}
-        for batch in micro_batches(rows, tokens, packing=False, pad_id=self.policy.pad_id):
+        batches = micro_batches(rows, tokens, packing=False, pad_id=self.policy.pad_id)
+        if self._sharded:  # all ranks run the same number of passes
+            most = torch.tensor([float(len(batches))], device=self.policy.device)
+            self._ranks.max_(most)
+            batches += batches[:1] * (int(most) - len(batches))
+        for batch in batches:
             logprobs, _ = self.policy.forward(batch, self._temperature)
             for row, sequence in enumerate(batch.sequences):
                 found[numbers[sequence]] = logprobs[row]
@@ -322,12 +340,12 @@ class Learner:
         An update without loss tokens does not change the weights.
         """
         parameters = [p for _, p in self.policy.parameters()]
-        if self._ranks.size > 1:
+        if self._ranks.size > 1 and not self._sharded:  # FSDP has summed them in the backward pass
             for p in parameters:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
                 self._ranks.sum_(p.grad)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.max_grad_norm))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.max_grad_norm)))
         if not torch.isfinite(torch.tensor(norm)):
             raise TrialError(
                 f"the gradient norm of optimiser update {self.updates_done} is {norm}: training has diverged. Try an "
