@@ -11,7 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,10 +116,6 @@ class Policy:
             return None
         model: Any = self.model
         return packed_masks(model.config, batch, model.get_input_embeddings().weight.dtype)
-
-    def text(self, completion: Sequence[int]) -> str:
-        """The text of a completion (token ids), without special tokens."""
-        return self.tokenizer.decode(list(completion), skip_special_tokens=True)
 
     def compute(self) -> contextlib.AbstractContextManager[Any]:
         """Context manager that sets the precision of the model's layers: autocast to bf16, or nothing."""

@@ -95,6 +95,8 @@ class ModelSpec:
     """hf: branch, tag or commit on the hub."""
     chat_template: bool = True
     """True: prompts go through the tokenizer's chat template. False: prompts are plain text."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the chat template, such as `enable_thinking` of Qwen3: texts, numbers, true, false."""
     lora_rank: int = 0
     """0: train all weights, without LoRA."""
     lora_alpha: float = 16.0

@@ -132,7 +132,11 @@ def encode_prompts(spec: TrialSpec, tokenizer: Any, task: Task) -> EncodedTask:
     from rl.tasks.prompts import encode_prompt
 
     questions = (*task.train, *task.evaluation)
-    prompts = {q.question_id: tuple(encode_prompt(q, tokenizer, spec.model.chat_template)) for q in questions}
+    model = spec.model
+    prompts = {
+        q.question_id: tuple(encode_prompt(q, tokenizer, model.chat_template, model.chat_template_kwargs))
+        for q in questions
+    }
     lengths = {i: len(ids) for i, ids in prompts.items()}
     if min(lengths.values()) < 1:
         raise ConfigurationError(f"task {spec.task.name!r} has an empty prompt: a prompt needs at least one token")

@@ -36,15 +36,4 @@ def math_verify(completion: str, answer: str) -> float:
     return float(bool(library.verify(gold, found, timeout_seconds=off)))
 
 
-def after_thinking(completion: str) -> str:
-    """The part of `completion` in which answers are looked for: what follows the last `</think>`.
-
-    Empty where a `<think>` was not closed, as in thinking that was cut at the limit: a number in it is no answer.
-    """
-    _, closed, answer = completion.rpartition("</think>")
-    if "<think>" in answer:
-        return ""
-    return answer if closed else completion
-
-
 SCORERS = {"exact": exact, "number": number, "math_verify": math_verify}

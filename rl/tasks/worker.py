@@ -16,7 +16,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rl.tasks.scorers import SCORERS, after_thinking
+from rl.tasks.scorers import SCORERS
+from rl.tasks.thinking import after_thinking
 
 START_SECONDS = 120.0
 """Deadline for the start of a worker, import of the user's module included."""

@@ -52,6 +52,11 @@ def _model(config: SweepConfig) -> Iterator[str]:
         yield from above_zero(config, "model.lora_alpha")
         if not model.lora_targets:
             yield "model.lora_targets=[] with model.lora_rank above 0: name the layers that get an adapter"
+    for name, value in model.chat_template_kwargs.items():
+        if not isinstance(value, str | int | float | bool):
+            yield f"model.chat_template_kwargs.{name}={value} should be a text, a number, true or false"
+    if model.chat_template_kwargs and not model.chat_template:
+        yield "model.chat_template_kwargs has no effect with model.chat_template=false; remove one of the two"
     if model.kind != "hf":
         if model.path is not None:
             yield f"model.path={model.path} is used by model=hf only: write model=hf model.path={model.path}"

@@ -26,6 +26,7 @@ from rl.rollout.engine import Completion, RolloutEngine, Sampling
 from rl.seeds import derived_seed
 from rl.tasks import PromptSampler, Question, Task
 from rl.tasks.rewards import Scorer, Scores
+from rl.tasks.thinking import CompletionReader
 from rl.trainers.native.learner import Group, Learner
 
 Messages = Generator[s.Event, s.Command | None, None]
@@ -255,11 +256,13 @@ class Loop:
 
     def _score(self, questions: Sequence[Question], sampled: Sequence[Sequence[Completion]]) -> Scores:
         """The scores of all completions; `sampled` has the completions of each question."""
-        policy = self._components.policy
+        components = self._components
+        reader = CompletionReader(components.policy.tokenizer)
         texts, answers = [], []
         for question, group in zip(questions, sampled, strict=True):
+            prompt = components.prompts[question.question_id]
             for completion in group:
-                texts.append(policy.text(completion.ids))
+                texts.append(reader.text(prompt, completion.ids))
                 answers.append(question.answer)
         return self._components.scorer.score(texts, answers)
 

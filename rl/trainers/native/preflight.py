@@ -21,6 +21,7 @@ from rl.checks.result import CheckResult
 from rl.checks.template import check_template
 from rl.spec import ConfigurationError, QuestionResult, TrialSpec
 from rl.tasks.task import Question
+from rl.tasks.thinking import CompletionReader
 
 if TYPE_CHECKING:
     from rl.phases import PhaseClock
@@ -83,7 +84,7 @@ def check_model(spec: TrialSpec, *, sample_seconds: float, show: Callable[[str],
         yield check_template(
             question,
             policy.tokenizer,
-            chat_template=spec.model.chat_template,
+            spec.model,
             eos_ids=policy.eos_ids,
             pad_id=policy.pad_id,
         )
@@ -155,7 +156,12 @@ def _generate(
 
 
 def _scores(components: Components, questions: Sequence[Question], sampled: Sequence[Sequence[Completion]]) -> Scores:
-    texts = [components.policy.text(c.ids) for group in sampled for c in group]
+    reader = CompletionReader(components.policy.tokenizer)
+    texts = [
+        reader.text(components.prompts[q.question_id], completion.ids)
+        for q, group in zip(questions, sampled, strict=True)
+        for completion in group
+    ]
     answers = [q.answer for q, group in zip(questions, sampled, strict=True) for _ in group]
     return components.scorer.score(texts, answers)
 

@@ -10,6 +10,7 @@ import pytest
 from rl.checks.result import CheckResult
 from rl.checks.template import check_template
 from rl.checks.trial_inputs import read_tokenizer
+from rl.spec import ModelSpec
 from rl.tasks.task import Question
 from tests.rl.model_folders import PLAIN_TEMPLATE, tokenizer_files
 
@@ -19,14 +20,18 @@ TURNS = "{% for m in messages %}{{ m['content'] }} <eos> {% endfor %}{% if add_g
 
 @pytest.fixture
 def checked(tmp_path: Path) -> Any:
-    def check(template: str | None, eos_ids: tuple[int, ...] = (1,), **given: Any) -> CheckResult:
+    def check(
+        template: str | None,
+        eos_ids: tuple[int, ...] = (1,),
+        variables: dict[str, Any] | None = None,
+        **given: Any,
+    ) -> CheckResult:
         tokenizer_files(tmp_path, template=template)
         tokenizer = read_tokenizer(tmp_path)
         for name, value in given.items():
             setattr(tokenizer, name, value)
-        return check_template(
-            QUESTION, tokenizer, chat_template=template is not None, eos_ids=frozenset(eos_ids), pad_id=0
-        )
+        model = ModelSpec("hf", chat_template=template is not None, chat_template_kwargs=variables or {})
+        return check_template(QUESTION, tokenizer, model, eos_ids=frozenset(eos_ids), pad_id=0)
 
     return check
 
@@ -66,3 +71,11 @@ def test_a_prompt_with_two_start_tokens_fails(checked: Any) -> None:
 def test_a_thinking_mode_is_named(checked: Any) -> None:
     assert "thinking mode (enable_thinking)" in checked(TURNS + "{% if enable_thinking %}{% endif %}").seen
     assert "inside the thinking" in checked(TURNS + "{# <think> #}").seen
+
+
+def test_the_prompt_is_rendered_and_reported_with_the_variables_of_the_model(checked: Any) -> None:
+    template = TURNS + "{% if enable_thinking %}8 {% endif %}"
+    result = checked(template, variables={"enable_thinking": True})
+    assert result.lines == ("| 1 2 <eos> 7 8",)
+    assert "(model.chat_template_kwargs): enable_thinking=True" in result.seen
+    assert "at its default" not in result.seen

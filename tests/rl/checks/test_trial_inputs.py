@@ -125,3 +125,9 @@ def test_questions_with_overlong_prompts_are_left_out_counted_and_reported(tmp_p
     assert "left out" in note
     with pytest.raises(ConfigurationError, match=r"max_prompt_tokens=40.*too few for prompts_per_step=6"):
         encode_prompts(replace(spec, prompts_per_step=6), tokenizer, task)
+
+
+def test_a_variable_that_the_chat_template_does_not_read_is_found_before_weights_are_read(tmp_path: Path):
+    folder = a_folder(tmp_path / "model")
+    model = ModelSpec("hf", chat_template_kwargs={"enable_thinking": False})
+    assert "does not read enable_thinking" in only(problems(folder, tmp_path, rollout=ROLLOUT, model=model))

@@ -105,6 +105,14 @@ VALUES = [
     (["model=hf", "model.path=just-a-name"], ("model.path=just-a-name is not a folder",)),
     (["model.path=owner/name"], ("model=hf model.path=owner/name",)),
     (["model.lora_rank=-1"], ("model.lora_rank=-1",)),
+    (
+        ["+model.chat_template_kwargs.enable_thinking=false", "model.chat_template=false"],
+        ("model.chat_template_kwargs has no effect", "model.chat_template=false"),
+    ),
+    (
+        ["model.chat_template=true", "+model.chat_template_kwargs.tools=[1]"],
+        ("model.chat_template_kwargs.tools=[1]", "a text, a number, true or false"),
+    ),
     (["model.lora_rank=8", "model.lora_targets=[]"], ("model.lora_targets=[]",)),
     (["task=gsm8k", "task.path=/no/such/gsm8k"], ("task.path=/no/such/gsm8k", "no such file")),
     (["task=gsm8k", "task.path=questions.jsonl"], ("task.path=questions.jsonl", "no such file")),
