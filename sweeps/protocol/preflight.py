@@ -85,6 +85,8 @@ def prompts_of(spec: TrialSpec, tokenizer: Any, task: Task) -> tuple[dict[str, t
         return None, ""
     try:
         questions = (*task.train, *task.evaluation)
-        return {q.question_id: tuple(encode_prompt(q, tokenizer, spec.model.chat_template)) for q in questions}, ""
+        model = spec.model
+        encoded = (encode_prompt(q, tokenizer, model.chat_template, model.chat_template_kwargs) for q in questions)
+        return {q.question_id: tuple(ids) for q, ids in zip(questions, encoded, strict=True)}, ""
     except ConfigurationError as error:
         return None, str(error)

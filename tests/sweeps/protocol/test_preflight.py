@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ def test_prompts_are_checked_with_a_tokenizer_and_its_refusal_is_a_result(tmp_pa
     prompts, problem = prompts_of(a_trial(), read_tokenizer(tmp_path / "without"), TASK)
     failed = reward_and_questions(a_trial(), TASK, prompts, problem)[2]
     assert (failed.status, "no chat template" in failed.seen) == ("failed", True)
+
+
+def test_preflight_renders_prompts_with_the_variables_of_the_chat_template(tmp_path: Path) -> None:
+    from rl.checks.trial_inputs import read_tokenizer
+
+    tokenizer_files(tmp_path, template=PLAIN_TEMPLATE + "{% if again %}1 2{% endif %}")
+    trial = a_trial()
+    trial = replace(trial, model=replace(trial.model, chat_template_kwargs={"again": True}))
+    prompts, problem = prompts_of(trial, read_tokenizer(tmp_path), TASK)
+    assert prompts is not None, problem
+    assert {len(ids) for ids in prompts.values()} == {4}
 
 
 def test_a_scorer_that_cannot_start_is_a_failed_check() -> None:
