@@ -192,6 +192,9 @@ def assert_nothing_lost_or_counted_twice(folder: Path, trials: int) -> None:
     assert sum(parts) == Decimal(report["total"])
 
 
+# Three starts of Ray and of a trainer: two and a half minutes. In `make test`, tests/e2e/test_killed_sweep.py and
+# tests/chaos kill simulated sweeps.
+@pytest.mark.slow
 def test_a_sweep_killed_with_nine_at_three_moments_loses_no_trial_and_counts_no_step_twice(tmp_path, cache):
     moments = [("driver", "Sweep smoke"), ("trial", "started: device"), ("driver", "checkpoint at step 4")]
     run_killed(tmp_path, cache, moments)

@@ -118,6 +118,7 @@ def test_smollm2_rises_on_evaluation_questions_by_more_than_the_intervals(model_
     assert after.low > before.high
 
 
+@pytest.mark.slow  # two steps of a real language model: two minutes on two cores
 @needs_smollm2
 def test_curves_of_a_real_language_model_are_plausible(model_cache: Path, tmp_path: Path) -> None:
     """Two steps of SmolLM2-135M in bf16: conversion, chat template, sampling, training, and engine against learner."""
